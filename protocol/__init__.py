@@ -1,0 +1,1 @@
+"""What all processes agree on: messages, schedules, settings, errors. Imports no torch."""

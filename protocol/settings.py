@@ -1,0 +1,160 @@
+"""Everything one run was asked to do: one frozen record, checked once, the same in every process.
+
+Where a value comes from (command line, environment, the job's own ``settings``) is settled by the
+launcher before this record exists; nothing here reads files or the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from .errors import SettingsError
+from .schedule import Schedule
+
+__all__ = ["METHODS", "Device", "Precision", "Settings"]
+
+Device = Literal["cpu", "cuda"]
+Precision = Literal["fp32", "bf16"]
+
+METHODS: Mapping[str, Schedule] = {
+    "spectrain": Schedule.ASYNCHRONOUS,
+    "vanilla": Schedule.ASYNCHRONOUS,
+    "sync": Schedule.FLUSHED,
+}
+"""Every staleness method by name, and the schedule it runs under."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One run, resolved.
+
+    Attributes:
+        job: path of the job file, or a dotted module name; the same on every host.
+        hyper: what ``--set`` passes to the job's functions, by parameter name.
+        stages: how many parts the model is cut into, one worker each.
+        method: a key of ``METHODS``.
+        microbatches: micro-batches per mini-batch; more than 1 only with ``sync``.
+        device: what the stages compute on.
+        precision: type of the live weights; the clean ones are always fp32.
+        batch_size: samples per mini-batch.
+        epochs: passes over the training set.
+        max_batches: stop after so many mini-batches although epochs are left; None: do not.
+        evaluate: whether the test set is run through at the end of each epoch.
+        seed: initial weights, order of the samples and every random draw come from it.
+        partition: "auto" balances measured layer costs, "equal" counts layers, or layer counts
+            per stage.
+        threads: intra-op threads of a worker on CPU. Sums of floats depend on it, so it is part
+            of the run and not of the machine.
+        run_dir: absolute path of the run directory on every host.
+        start_timeout_s: from launch until every worker is ready.
+        wait_timeout_s: how long a stage may wait for a neighbour before the run is given up.
+        heartbeat_s: how often every process says that it lives.
+        lease_s: how long a silent process is believed to live.
+        grace_s: from asking a process to end until it is killed.
+    """
+
+    job: str
+    run_dir: str
+    stages: int
+    hyper: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    method: str = "spectrain"
+    microbatches: int = 1
+    device: Device = "cpu"
+    precision: Precision = "fp32"
+    batch_size: int = 64
+    epochs: int = 1
+    max_batches: int | None = None
+    evaluate: bool = True
+    seed: int = 0
+    partition: str | tuple[int, ...] = "auto"
+    threads: int = 1
+    start_timeout_s: float = 120.0
+    wait_timeout_s: float = 120.0
+    heartbeat_s: float = 1.0
+    lease_s: float = 10.0
+    grace_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        problems = list(_problems(self))
+        if problems:
+            raise SettingsError("\n".join(problems))
+
+    @property
+    def schedule(self) -> Schedule:
+        """The order of ops that the method runs under."""
+        return METHODS[self.method]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values that JSON and msgpack can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Settings:
+        """Build from ``to_dict``'s result, as it looks after JSON or msgpack.
+
+        Raises:
+            SettingsError: a value is unknown or out of its range.
+        """
+        known = cls.__dataclass_fields__
+        unknown = sorted(set(values) - set(known))
+        if unknown:
+            raise SettingsError(f"unknown settings: {', '.join(unknown)}")
+        partition = values.get("partition", "auto")
+        if isinstance(partition, list):
+            partition = tuple(int(count) for count in partition)
+        return cls(**{**values, "partition": partition})
+
+
+def _problems(settings: Settings) -> list[str]:
+    problems: list[str] = []
+
+    def need(condition: bool, text: str) -> None:  # noqa: FBT001
+        if not condition:
+            problems.append(text)
+
+    for name, least in (
+        ("stages", 1), ("microbatches", 1), ("batch_size", 1), ("epochs", 1), ("threads", 1)
+    ):  # fmt: skip
+        value = getattr(settings, name)
+        need(value >= least, f"{name} = {value}: must be at least {least}")
+    for name in ("start_timeout_s", "wait_timeout_s", "heartbeat_s", "lease_s", "grace_s"):
+        value = getattr(settings, name)
+        need(value > 0, f"{name} = {value}: must be above 0 seconds")
+    if settings.max_batches is not None:
+        need(settings.max_batches >= 1, f"max_batches = {settings.max_batches}: at least 1")
+    need(
+        settings.lease_s >= 2 * settings.heartbeat_s,
+        f"lease_s = {settings.lease_s} must be at least twice heartbeat_s = {settings.heartbeat_s}",
+    )
+    need(
+        settings.method in METHODS,
+        f"method = {settings.method!r}: must be one of {', '.join(METHODS)}",
+    )
+    need(settings.device in ("cpu", "cuda"), f"device = {settings.device!r}: must be cpu or cuda")
+    need(
+        settings.precision in ("fp32", "bf16"),
+        f"precision = {settings.precision!r}: must be fp32 or bf16",
+    )
+    need(
+        settings.microbatches == 1 or settings.method == "sync",
+        f"microbatches = {settings.microbatches} needs method = sync; "
+        f"{settings.method} updates after every mini-batch",
+    )
+    problems.extend(_partition_problems(settings))
+    return problems
+
+
+def _partition_problems(settings: Settings) -> list[str]:
+    partition = settings.partition
+    if isinstance(partition, str):
+        if partition in ("auto", "equal"):
+            return []
+        return [f"partition = {partition!r}: must be auto, equal, or layer counts such as 8,10,10"]
+    if len(partition) != settings.stages or min(partition, default=0) < 1:
+        return [
+            f"partition = {list(partition)} must name {settings.stages} stages (stages = "
+            f"{settings.stages}) with at least one layer each"
+        ]
+    return []
