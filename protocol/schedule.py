@@ -110,7 +110,7 @@ class Work:
         return batch // self.epoch_batches
 
     def stopped_before(self, batch: int) -> Work:
-        """Return the same work cut short: ``batch`` and all later ones are left out."""
+        """Return the same work without ``batch`` and all later ones; ``batch`` is at least 1."""
         return replace(self, train_batches=min(self.train_batches, batch))
 
 
