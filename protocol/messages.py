@@ -14,9 +14,9 @@ from .schedule import Work
 
 __all__ = [
     "MESSAGES",
-    "Announce",
     "AgentHello",
     "AgentLost",
+    "Announce",
     "Assign",
     "BatchResult",
     "Boundary",
@@ -42,6 +42,7 @@ __all__ = [
     "StopBefore",
     "StopRequested",
     "StreamHello",
+    "StreamProbe",
     "StreamRefused",
     "StreamWelcome",
     "TensorSpec",
@@ -140,6 +141,8 @@ class Cause:
     log_tail: tuple[str, ...] = ()
     advice: str = ""
     consequences: tuple[str, ...] = ()  # one line per process that died as a result
+    exit_code: int = 1  # of the whole run
+    user_error: bool = False  # the user can mend it: its message alone says all
 
 
 # -- everybody ----------------------------------------------------------------------------------
@@ -467,6 +470,8 @@ class StreamHello:
     stage: int  # of the sender
     incarnation: int
     generation: int
+    attempt: int  # counts the sender's hellos, so that an answer to an old one is known as such
+    backend: str  # "gloo", "nccl" or "strict"; both ends must use the same
     address: bytes  # the sender's rendezvous value
 
 
@@ -475,6 +480,8 @@ class StreamWelcome:
     """receiving worker → sending worker: here is mine."""
 
     generation: int
+    attempt: int  # of the hello it answers
+    position: int  # how many parcels of this stream the receiver has already
     address: bytes
 
 
@@ -486,6 +493,14 @@ class StreamRefused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamProbe:
+    """receiving worker → sending worker, twice a second while it waits; no answer expected.
+
+    A link that has nothing to carry does not tell when its other end dies; sending this fails.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Announce:
     """sending worker → receiving worker, before each payload: what comes next on the link."""
 
@@ -493,6 +508,8 @@ class Announce:
     samples: int  # of this micro-batch
     batch_samples: int  # of the whole mini-batch
     boundary: Boundary
+    generation: int  # of the link that carries the payload
+    position: int  # how many parcels this stream carried before, over all generations
 
 
 Message: TypeAlias = (
@@ -501,7 +518,7 @@ Message: TypeAlias = (
     | WorkerHello | Assign | WorkerReady | Connect | WorkerConnected | Go | Progress | Trained
     | Evaluated | StopBefore | StageDone | WorkerFault | Quit
     | FeedRequest | FeedBatch | WeightsPart
-    | StreamHello | StreamWelcome | StreamRefused | Announce
+    | StreamHello | StreamWelcome | StreamRefused | StreamProbe | Announce
 )  # fmt: skip
 
 MESSAGES: tuple[type[Message], ...] = (
@@ -510,6 +527,6 @@ MESSAGES: tuple[type[Message], ...] = (
     WorkerHello, Assign, WorkerReady, Connect, WorkerConnected, Go, Progress, Trained,
     Evaluated, StopBefore, StageDone, WorkerFault, Quit,
     FeedRequest, FeedBatch, WeightsPart,
-    StreamHello, StreamWelcome, StreamRefused, Announce,
+    StreamHello, StreamWelcome, StreamRefused, StreamProbe, Announce,
 )  # fmt: skip
 """Every message that may be sent, in the order of the documentation."""

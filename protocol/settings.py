@@ -6,6 +6,7 @@ launcher before this record exists; nothing here reads files or the environment.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -87,12 +88,16 @@ class Settings:
         return METHODS[self.method]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values that JSON and msgpack can hold."""
+        """Return plain values that JSON can hold."""
         return asdict(self)
+
+    def to_json(self) -> str:
+        """Return one line of JSON."""
+        return json.dumps(self.to_dict())
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Settings:
-        """Build from ``to_dict``'s result, as it looks after JSON or msgpack.
+        """Build from ``to_dict``'s result, as it looks after JSON.
 
         Raises:
             SettingsError: a value is unknown or out of its range.
@@ -105,6 +110,11 @@ class Settings:
         if isinstance(partition, list):
             partition = tuple(int(count) for count in partition)
         return cls(**{**values, "partition": partition})
+
+    @classmethod
+    def from_json(cls, line: str) -> Settings:
+        """Read ``to_json``'s line."""
+        return cls.from_dict(json.loads(line))
 
 
 def _problems(settings: Settings) -> list[str]:
@@ -153,8 +163,6 @@ def _partition_problems(settings: Settings) -> list[str]:
             return []
         return [f"partition = {partition!r}: must be auto, equal, or layer counts such as 8,10,10"]
     if len(partition) != settings.stages or min(partition, default=0) < 1:
-        return [
-            f"partition = {list(partition)} must name {settings.stages} stages (stages = "
-            f"{settings.stages}) with at least one layer each"
-        ]
+        rule = f"must give a layer count of at least 1 for each of the {settings.stages} stages"
+        return [f"partition = {list(partition)}: {rule}"]
     return []

@@ -1,0 +1,156 @@
+"""Everything a run writes down and shows: numbers in, files and views out. Decides nothing.
+
+It joins ``metrics.py`` (what the numbers are), ``sinks.py`` (where files go) and ``export.py``
+(the model), so that the loop in ``service.py`` can speak of one thing.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from importlib.metadata import version
+
+import psutil
+
+from ..protocol.messages import (
+    Evaluated,
+    Progress,
+    StageDone,
+    Trained,
+    View,
+    WeightsPart,
+    WorkerFault,
+)
+from ..protocol.settings import Settings
+from .export import WeightsCollector, weights_sha256, write_model
+from .metrics import Metrics, Placement
+from .plan import Plan, stage_rows
+from .run_state import End, RunState
+from .sinks import RunDirectory, json_text, status_record
+
+__all__ = ["RunRecord"]
+
+
+class RunRecord:
+    """The record of one run.
+
+    Args:
+        settings: the run's.
+        files: where it is written.
+    """
+
+    def __init__(self, settings: Settings, files: RunDirectory) -> None:
+        self._settings = settings
+        self._files = files
+        self._plan: Plan | None = None
+        self._metrics: Metrics | None = None
+        self._weights: WeightsCollector | None = None
+        self._host = socket.gethostname()
+        self._started = psutil.Process().create_time()
+        self.summary_json = ""
+        files.write_settings(settings)
+
+    def planned(self, plan: Plan) -> None:
+        """Write the plan; from now on there can be numbers."""
+        self._weights = WeightsCollector(plan.state_names)
+        self._metrics = Metrics(self._settings, plan.work, plan.layer_counts)
+        self._plan = plan
+        self._files.write_plan({"stages": stage_rows(plan, self._settings)})
+
+    def started(self, now: float) -> None:
+        """Note when the workers were told to train."""
+        self._known_metrics.started(now)
+
+    def stopped_before(self, batch: int) -> None:
+        """Note that the run will end before this batch."""
+        assert self._plan is not None
+        self._known_metrics.cut(self._plan.work.stopped_before(batch))
+
+    def progress(self, message: Progress) -> None:
+        """Note how far a worker is."""
+        if self._metrics is not None:
+            self._metrics.progress(message)
+
+    def trained(self, message: Trained, now: float) -> None:
+        """Write down trained batches."""
+        self._files.append_metrics(self._known_metrics.trained(message, now))
+
+    def evaluated(self, message: Evaluated) -> None:
+        """Write down an evaluation round."""
+        self._files.append_metrics(self._known_metrics.evaluated(message))
+
+    def done(self, message: StageDone) -> None:
+        """Note what a stage counted about itself."""
+        self._known_metrics.done(message)
+
+    def fault(self, message: WorkerFault, host: str) -> None:
+        """Write a worker's own account of its end."""
+        self._files.write_fault(message, host)
+
+    def timings(self, now: float) -> None:
+        """Write down where the time goes."""
+        self._files.append_metrics(self._known_metrics.timings(now))
+
+    def take_weights(self, part: WeightsPart, payload: memoryview) -> bool:
+        """Keep one tensor of a finished stage; tell whether it was the last of the model."""
+        assert self._weights is not None
+        self._weights.add(part, payload)
+        return not self._weights.missing
+
+    def export(self, stopped_early: bool) -> None:  # noqa: FBT001
+        """Write the model and the summary."""
+        assert self._weights is not None
+        tensors = self._weights.tensors
+        digest = weights_sha256(tensors)
+        summary = self._known_metrics.summary(weights_sha256=digest, restarts=0)
+        summary["stopped_early"] = stopped_early
+        metadata = {
+            "spectrain": version("spectrain"),
+            "method": self._settings.method,
+            "seed": str(self._settings.seed),
+            "updates": str(summary["updates"]),
+        }
+        write_model(self._files.model_path, tensors, metadata)
+        self._files.write_summary(summary)
+        self.summary_json = json_text(summary)
+
+    def view(self, state: RunState, now: float) -> View:
+        """Return what the console shows."""
+        waiting_for = state.waiting_for()
+        if self._metrics is None:
+            return View(state=state.phase.value, waiting_for=waiting_for)
+        placements = [
+            Placement(
+                stage=worker.stage,
+                host=worker.host,
+                pid=worker.pid,
+                incarnation=worker.incarnation,
+                state=worker.state,
+            )
+            for worker in state.workers
+        ]
+        return self._metrics.view(state.phase.value, placements, now, waiting_for)
+
+    def write_status(self, state: RunState, now: float, end: End | None) -> None:
+        """Write ``status.json``."""
+        view = self.view(state, now)
+        status = status_record(
+            view,
+            coordinator_host=self._host,
+            coordinator_started=self._started,
+            updated=time.time(),
+            exit_code=None if end is None else end.exit_code,
+            cause=None if end is None else end.cause,
+        )
+        if end is not None:
+            status["state"] = end.state
+        self._files.write_status(status)
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._files.close()
+
+    @property
+    def _known_metrics(self) -> Metrics:
+        assert self._metrics is not None, "numbers came before the plan"
+        return self._metrics
