@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from ..protocol.codec import Buffer
 from ..protocol.errors import ProtocolError
 from ..protocol.messages import FeedBatch, FeedRequest, Message, WeightsPart
 from ..protocol.schedule import Kind, Op
@@ -37,7 +38,7 @@ class DataChannel:
         self,
         server: Server,
         *,
-        on_weights: Callable[[WeightsPart, memoryview], None],
+        on_weights: Callable[[WeightsPart, Buffer], None],
         on_error: Callable[[Exception], None],
     ) -> None:
         self._server = server

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..protocol.codec import Buffer
 from ..protocol.errors import ProtocolError
 from ..protocol.messages import WeightsPart
 
@@ -43,7 +44,7 @@ class WeightsCollector:
         """What has come, by name, in the order of the names; all of it once nothing is missing."""
         return {name: self._tensors[name] for name in sorted(self._tensors)}
 
-    def add(self, part: WeightsPart, payload: bytes | memoryview) -> None:
+    def add(self, part: WeightsPart, payload: Buffer) -> None:
         """Take one part; a restarted worker sends its parts again and the newer ones count.
 
         Args:
@@ -106,7 +107,7 @@ def _canonical_bytes(tensor: Tensor) -> bytes:
     return tensor.to(torch.int64).numpy().astype("<i8").tobytes()
 
 
-def _tensor(part: WeightsPart, payload: bytes | memoryview) -> Tensor:
+def _tensor(part: WeightsPart, payload: Buffer) -> Tensor:
     dtype = getattr(torch, part.spec.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise ProtocolError(f"{part.name!r} has the unknown type {part.spec.dtype!r}")

@@ -34,8 +34,11 @@ def to_frames(value: object, part: str) -> tuple[Boundary, list[memoryview]]:
         form, parts = "tuple", tuple(cast("tuple[Any, ...]", value))
     else:
         form, parts = "tensor", (value,)
+    tensors: list[Tensor | None] = []
     for item in parts:
-        if not (isinstance(item, Tensor) or (item is None and form != "tensor")):
+        if isinstance(item, Tensor) or (item is None and form != "tensor"):
+            tensors.append(item)
+        else:
             raise JobError(
                 f"the {part} of a batch hold a {type(item).__name__}: they must be a tensor, or a "
                 "flat tuple or dict of tensors and None; write a `collate` that makes them so"
@@ -43,9 +46,9 @@ def to_frames(value: object, part: str) -> tuple[Boundary, list[memoryview]]:
     boundary = Boundary(
         form=form,
         keys=keys,
-        tensors=tuple(None if item is None else spec_of(item) for item in parts),
+        tensors=tuple(None if item is None else spec_of(item) for item in tensors),
     )
-    return boundary, [frame_of(item) for item in parts if item is not None]
+    return boundary, [frame_of(item) for item in tensors if item is not None]
 
 
 def spec_of(tensor: Tensor) -> TensorSpec:
@@ -58,4 +61,4 @@ def spec_of(tensor: Tensor) -> TensorSpec:
 def frame_of(tensor: Tensor) -> memoryview:
     """Return the bytes of ``tensor`` in row-major order."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    return flat.view(torch.uint8).numpy().data

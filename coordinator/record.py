@@ -12,6 +12,7 @@ from importlib.metadata import version
 
 import psutil
 
+from ..protocol.codec import Buffer
 from ..protocol.messages import (
     Evaluated,
     Progress,
@@ -91,7 +92,7 @@ class RunRecord:
         """Write down where the time goes."""
         self._files.append_metrics(self._known_metrics.timings(now))
 
-    def take_weights(self, part: WeightsPart, payload: memoryview) -> bool:
+    def take_weights(self, part: WeightsPart, payload: Buffer) -> bool:
         """Keep one tensor of a finished stage; tell whether it was the last of the model."""
         assert self._weights is not None
         self._weights.add(part, payload)

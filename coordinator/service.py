@@ -15,6 +15,7 @@ import traceback
 from collections import deque
 
 from ..protocol.bootstrap import CoordinatorBirth
+from ..protocol.codec import Buffer
 from ..protocol.errors import ExitCode, ProtocolError, SpectrainError, UserError
 from ..protocol.messages import (
     Cause,
@@ -235,7 +236,7 @@ class Coordinator:
         self._data.start(plan.feed)
         self._post(Planned(plan.layer_counts, plan.work))
 
-    def _take_weights(self, part: WeightsPart, payload: memoryview) -> None:
+    def _take_weights(self, part: WeightsPart, payload: Buffer) -> None:
         if self._record.take_weights(part, payload):
             self._post(WeightsArrived())
 

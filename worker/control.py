@@ -35,6 +35,9 @@ __all__ = ["Control", "peak_memory_bytes"]
 
 _M = TypeVar("_M")
 
+_FLUSH_S = 2.0
+"""How long last words may take to leave this process."""
+
 LEASE_ENDED_STATUS = 75
 """Exit status of a worker that has not heard from the coordinator for its lease."""
 
@@ -44,14 +47,11 @@ class Control:
 
     Args:
         birth: who we are and whom to call.
-        context: the process's ZeroMQ context.
         torch_version: told to the coordinator in the hello.
     """
 
-    def __init__(self, birth: WorkerBirth, context: zmq.Context[zmq.Socket[bytes]],
-                 torch_version: str) -> None:  # fmt: skip
+    def __init__(self, birth: WorkerBirth, torch_version: str) -> None:
         self._birth = birth
-        self._context = context
         self._hello = WorkerHello(
             stage=birth.stage,
             incarnation=birth.incarnation,
@@ -96,12 +96,14 @@ class Control:
         """Send what is still to be sent and end the thread."""
         self._closing.set()
         self._waker.wake()
-        self._thread.join(timeout=5)
+        self._thread.join(timeout=2 * _FLUSH_S)
 
     def _run(self) -> None:
         birth = self._birth
+        # A context of its own, so that ending it waits for last words and nothing else.
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         client = Client(
-            self._context,
+            context,
             run_id=bytes.fromhex(birth.run_id),
             identity=birth.identity,
             endpoint=birth.control,
@@ -126,7 +128,8 @@ class Control:
                 self._report(client)
                 spoke = now
             if self._closing.is_set() and not self._outgoing:
-                client.close()
+                client.close(flush_s=_FLUSH_S)
+                context.term()
                 return
             if now - heard > birth.lease_s:
                 print(  # noqa: T201  the worker's log

@@ -33,7 +33,7 @@ def deliver_weights(
     for name, tensor in state.items():
         own = tensor.detach().cpu().contiguous()
         spec = TensorSpec(dtype=str(own.dtype).removeprefix("torch."), shape=tuple(own.shape))
-        frame = memoryview(own.reshape(-1).view(torch.uint8).numpy())
+        frame = own.reshape(-1).view(torch.uint8).numpy().data
         part = WeightsPart(
             stage=birth.stage, incarnation=birth.incarnation, name=name, spec=spec
         )  # fmt: skip

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import selectors
@@ -162,10 +163,8 @@ def main() -> None:
     die_with_parent(int(sys.argv[1]))
     # The agent decides when it ends; a Ctrl-C on the terminal is the launcher's business.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    import torch.distributed  # noqa: F401  the point of this process
-
-    from . import process  # noqa: F401
-
+    # All that a worker needs is imported here, once for every fork to come.
+    importlib.import_module(".process", __package__)
     _Nursery().serve()
 
 

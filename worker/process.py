@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 import zmq
@@ -39,7 +40,7 @@ from .build import build_stage
 from .control import Control, peak_memory_bytes
 from .delivery import deliver_weights
 from .feed_inbox import FeedInbox
-from .loop import Loop, Streams
+from .loop import Loop, Streams, Times
 from .neighbours import Neighbours
 from .scoreboard import EvaluationResult
 
@@ -52,7 +53,7 @@ def run_worker(birth: WorkerBirth) -> int:
     """Live as this worker; return the exit code of the process, if it ends by itself."""
     faulthandler.enable()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    control = Control(birth, context, torch.__version__)
+    control = Control(birth, torch.__version__)
     worker = _Worker(birth, context, control)
     try:
         worker.live()
@@ -187,7 +188,7 @@ class _Worker:
 
     def _progress(self, sent: int, dropped: int) -> Progress:
         loop = self._loop
-        times = asdict(loop.times) if loop is not None else dict.fromkeys(_TIMES, 0.0)
+        times: dict[str, Any] = asdict(Times() if loop is None else loop.times)
         return Progress(
             **self._who,
             **times,
@@ -227,8 +228,3 @@ class _Worker:
             user_error=isinstance(error, UserError),
         )
 
-
-_TIMES = (
-    "forward_s", "backward_s", "predict_s", "update_s", "evaluate_s",
-    "wait_upstream_s", "wait_downstream_s", "wait_feed_s",
-)  # fmt: skip

@@ -1,0 +1,236 @@
+"""The direction of the next update, read from optimizer state; which optimizers have one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from spectrain.protocol.errors import JobError
+from spectrain.worker.segment import Segment
+from spectrain.worker.velocity import Velocity
+
+SHAPES = ((3, 4), (5,), (2, 2, 2))
+
+
+class Rig:
+    """An optimizer over flat parameters beside the same one over ordinary parameters."""
+
+    def __init__(self, build: Callable[[list[nn.Parameter]], Optimizer]) -> None:
+        generator = torch.Generator().manual_seed(3)
+        values = [torch.randn(shape, generator=generator) for shape in SHAPES]
+        self.params = [nn.Parameter(value.clone()) for value in values]
+        self.plain = [nn.Parameter(value.clone()) for value in values]
+        self.optimizer = build(self.params)
+        self.plain_optimizer = build(self.plain)
+        group = self.optimizer.param_groups[0]
+        self.segment = Segment(group, self.params, live_dtype=torch.float32, shared=False)
+        self.velocity = Velocity(self.optimizer, [self.segment])
+        self._generator = generator
+
+    def step(self, *, without: int | None = None) -> None:
+        for index, (param, plain) in enumerate(zip(self.params, self.plain, strict=True)):
+            gradient = torch.randn(param.shape, generator=self._generator)
+            param.grad = plain.grad = None if index == without else gradient
+        self.optimizer.step()
+        self.plain_optimizer.step()
+
+    def directions(self) -> list[Tensor]:
+        direction = self.velocity.direction(self.segment)
+        assert direction is not None
+        return self.segment.views(direction)
+
+
+FAMILIES: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
+    "sgd": lambda params: SGD(params, lr=0.1, momentum=0.9),
+    "sgd dampening": lambda params: SGD(params, lr=0.1, momentum=0.9, dampening=0.3),
+    "sgd decay": lambda params: SGD(params, lr=0.1, momentum=0.5, weight_decay=0.1),
+    "sgd foreach": lambda params: SGD(params, lr=0.1, momentum=0.9, foreach=True),
+    "sgd fused": lambda params: SGD(params, lr=0.1, momentum=0.9, fused=True),
+    "adam": lambda params: Adam(params, lr=0.1, betas=(0.8, 0.99)),
+    "adam L2": lambda params: Adam(params, lr=0.1, weight_decay=0.1),
+    "adamw foreach": lambda params: AdamW(params, lr=0.1, weight_decay=0, foreach=True),
+    "adamw fused": lambda params: AdamW(params, lr=0.1, weight_decay=0, fused=True),
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def rig(request: pytest.FixtureRequest) -> Rig:
+    return Rig(FAMILIES[request.param])
+
+
+def test_the_direction_is_what_the_last_update_multiplied_by_lr(rig: Rig) -> None:
+    for _ in range(3):
+        before = [param.detach().clone() for param in rig.params]
+        rig.step()
+        for old, new, direction in zip(before, rig.params, rig.directions(), strict=True):
+            torch.testing.assert_close(new.detach(), old - 0.1 * direction)
+
+
+def test_moving_the_state_does_not_change_training_by_a_bit(rig: Rig) -> None:
+    for _ in range(4):
+        rig.step()
+        rig.directions()
+    for param, plain in zip(rig.params, rig.plain, strict=True):
+        assert torch.equal(param, plain)
+
+
+def test_state_stays_where_it_was_moved(rig: Rig) -> None:
+    rig.step()
+    rig.directions()
+    states = [dict(rig.optimizer.state[param]) for param in rig.params]
+    rig.step()
+    rig.directions()
+    for state, param in zip(states, rig.params, strict=True):
+        for key in {"momentum_buffer", "exp_avg", "exp_avg_sq"} & state.keys():
+            assert rig.optimizer.state[param][key] is state[key]
+
+
+def test_there_is_no_velocity_before_the_first_update(rig: Rig) -> None:
+    assert rig.velocity.direction(rig.segment) is None
+
+
+def test_loaded_state_is_predicted_at_once(rig: Rig) -> None:
+    rig.step()
+    saved = copy.deepcopy(rig.optimizer.state_dict())
+    expected = [direction.clone() for direction in rig.directions()]
+    rig.step()
+    rig.directions()
+    rig.optimizer.load_state_dict(saved)
+    for direction, wanted in zip(rig.directions(), expected, strict=True):
+        assert torch.equal(direction, wanted)
+
+
+def test_saved_state_loads_into_a_plain_optimizer(rig: Rig) -> None:
+    rig.step()
+    rig.directions()
+    rig.plain_optimizer.load_state_dict(copy.deepcopy(rig.optimizer.state_dict()))
+    rig.step()
+    for param, plain in zip(rig.params, rig.plain, strict=True):
+        assert torch.equal(param, plain)
+
+
+def test_a_parameter_that_never_had_a_gradient_has_no_velocity(rig: Rig) -> None:
+    rig.step(without=1)
+    directions = rig.directions()
+    assert not directions[1].any()
+    assert directions[0].all()
+
+
+@pytest.mark.parametrize("family", ["sgd", "adam", "adamw foreach"])
+def test_state_that_comes_later_is_moved_in_later(family: str) -> None:
+    rig = Rig(FAMILIES[family])
+    rig.step(without=1)
+    rig.directions()
+    rig.step()
+    assert rig.directions()[1].any()
+    for param, plain in zip(rig.params, rig.plain, strict=True):
+        assert torch.equal(param, plain)
+
+
+def test_padding_between_parameters_does_not_move(rig: Rig) -> None:
+    for _ in range(3):
+        rig.step()
+    direction = rig.velocity.direction(rig.segment)
+    assert direction is not None
+    used = sum(param.numel() for param in rig.params)
+    assert torch.count_nonzero(direction) <= used < direction.numel()
+
+
+def test_decoupled_decay_is_not_predicted() -> None:
+    rig = Rig(lambda params: AdamW(params, lr=0.1, weight_decay=0.5))
+    for param in rig.params:
+        param.grad = torch.zeros_like(param)
+    before = rig.params[0].detach().clone()
+    rig.optimizer.step()
+    torch.testing.assert_close(rig.params[0].detach(), before * (1 - 0.1 * 0.5))
+    assert not any(direction.any() for direction in rig.directions())
+
+
+def _predict(rig: Rig, horizon: int) -> float:
+    direction = rig.velocity.direction(rig.segment)
+    if direction is not None:
+        rig.segment.predict(direction, -horizon * rig.segment.group["lr"])
+    value = rig.segment.views(rig.segment.live)[0].flatten()[0].item()
+    rig.segment.restore()
+    return value
+
+
+def _constant_gradient(build: Callable[[list[nn.Parameter]], Optimizer], updates: int) -> Any:
+    """Return weights after 0..updates updates with gradient 1, and predictions 3 ahead of each."""
+    rig = Rig(build)
+    with torch.no_grad():
+        for param in rig.params:
+            param.fill_(1)
+    weights, predictions = [1.0], [_predict(rig, 3)]
+    for _ in range(updates):
+        for param in rig.params:
+            param.grad = torch.ones_like(param)
+        rig.optimizer.step()
+        weights.append(rig.params[0].flatten()[0].item())
+        predictions.append(_predict(rig, 3))
+    return weights, predictions
+
+
+def test_momentum_under_a_constant_gradient_is_predicted_with_the_known_error() -> None:
+    weights, predictions = _constant_gradient(lambda ps: SGD(ps, lr=0.1, momentum=0.5), 9)
+    assert weights[:7] == pytest.approx([1, 0.9, 0.75, 0.575, 0.3875, 0.19375, -0.003125], abs=1e-6)
+    assert predictions[1:7] == pytest.approx([0.6, 0.3, 0.05, -0.175, -0.3875, -0.59375])
+    errors = [weights[t + 3] - predictions[t] for t in range(1, 7)]
+    # -lr * c * u^t / (1 - u) * sum_{j=1..s} (1 - u^j)
+    formula = [-0.1 * 0.5**t / 0.5 * (0.5 + 0.75 + 0.875) for t in range(1, 7)]
+    assert errors == pytest.approx(formula, abs=1e-6)
+    assert errors[0] == pytest.approx(-0.2125)
+    assert errors[5] == pytest.approx(-0.006640625, abs=1e-6)
+
+
+@pytest.mark.parametrize("family", [Adam, AdamW])
+def test_adam_under_a_constant_gradient_is_predicted_exactly_from_the_first_update(
+    family: type[Optimizer],
+) -> None:
+    weights, predictions = _constant_gradient(
+        lambda params: family(params, lr=0.1, eps=0.0, weight_decay=0.0), 8
+    )
+    assert weights == pytest.approx([1 - 0.1 * t for t in range(9)], abs=1e-6)
+    assert predictions[1:6] == pytest.approx(weights[4:9], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("found", "build"),
+    [
+        ("SGD with momentum = 0", lambda ps: SGD(ps, lr=0.1)),
+        ("SGD with nesterov", lambda ps: SGD(ps, lr=0.1, momentum=0.9, nesterov=True)),
+        ("SGD with maximize", lambda ps: SGD(ps, lr=0.1, momentum=0.9, maximize=True)),
+        ("Adam with amsgrad", lambda ps: Adam(ps, amsgrad=True)),
+        ("AdamW with maximize", lambda ps: AdamW(ps, maximize=True)),
+        ("RMSprop, whose", torch.optim.RMSprop),
+        ("NAdam, whose", torch.optim.NAdam),
+    ],
+)
+def test_an_optimizer_that_cannot_be_predicted_is_refused(found: str, build: Any) -> None:
+    with pytest.raises(JobError, match=found) as refused:
+        Velocity(build([nn.Parameter(torch.ones(1))]), [])
+    assert "SGD with momentum" in str(refused.value)
+    assert "--method vanilla" in str(refused.value)
+
+
+def test_a_subclass_may_step_as_it_likes_and_is_refused() -> None:
+    class MyAdam(Adam):
+        pass
+
+    with pytest.raises(JobError, match="MyAdam"):
+        Velocity(MyAdam([nn.Parameter(torch.ones(1))]), [])
+
+
+def test_one_unpredictable_group_is_enough_to_refuse() -> None:
+    groups = [
+        {"params": [nn.Parameter(torch.ones(1))]},
+        {"params": [nn.Parameter(torch.ones(1))], "momentum": 0},
+    ]
+    with pytest.raises(JobError, match="momentum = 0"):
+        Velocity(SGD(groups, lr=0.1, momentum=0.9), [])

@@ -1,0 +1,204 @@
+"""Clean and live weights of one stage. Knows neither schedule nor method nor streams.
+
+The optimizer owns the *clean* weights. Layers read the *live* ones, which equal the clean ones at
+all times except inside an op that asked for a prediction. A prediction is always computed from
+the clean weights and never undone by arithmetic: ``a - x + x`` is not ``a`` in floating point.
+
+Live parameters are the model's own ``nn.Parameter`` objects with their data moved into flat
+memory. Writing to that memory does not count as an in-place change of the parameter, so a
+backward reads whatever is there by then. That is what vanilla and SpecTrain want.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..protocol.errors import JobError
+from .precision import cast_buffers, live_dtypes
+from .segment import Segment
+from .velocity import Velocity
+
+__all__ = ["Layers", "Weights"]
+
+Layers: TypeAlias = Sequence[tuple[str, nn.Module]]
+"""Layers in order, each with its full name in the model."""
+
+
+class Weights:
+    """The parameters of one stage's layers, clean and live, and their optimizer.
+
+    Frozen parameters (``requires_grad`` False) and those that the optimizer was not given never
+    change. A stage without any trainable parameter works like any other.
+
+    Attributes:
+        optimizer: the job's, over the clean parameters.
+    """
+
+    def __init__(
+        self,
+        layers: Layers,
+        build_optimizer: Callable[[list[nn.Parameter]], Optimizer],
+        *,
+        lr_schedule: Callable[[int], float] | None = None,
+        live_dtype: torch.dtype = torch.float32,
+        predicts: bool = False,
+    ) -> None:
+        """Take the weights of ``layers`` over.
+
+        Args:
+            layers: the stage's, on their device.
+            build_optimizer: gets clean parameters, fp32, in the order of the layers.
+            lr_schedule: from the number of an update, counted from 0, to a factor on the lr that
+                each group was built with.
+            live_dtype: what layers compute in, fp32 or bf16. Clean weights and optimizer state
+                are fp32 in any case.
+            predicts: whether ``predict`` will be called. Without it, and in fp32, clean and live
+                weights share memory.
+
+        Raises:
+            JobError: a trainable parameter is not fp32, or ``predicts`` and the optimizer's next
+                update cannot be read from its state.
+        """
+        self._layers = tuple(layers)
+        self._lr_schedule = lr_schedule
+        self._version = 0
+        self._predicted = False
+        self._trainable = _clean_copies(self._layers)
+        # An optimizer may not be empty, and the learning rate is of interest in any case.
+        params = list(self._trainable.values()) or [nn.Parameter(torch.zeros(0))]
+        self.optimizer = build_optimizer(params)
+        self._base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self._segments, self._clean = self._lay_out(live_dtype, shared=not predicts)
+        self._velocity = Velocity(self.optimizer, self._segments) if predicts else None
+        self._set_lr()
+
+    def _lay_out(
+        self, live_dtype: torch.dtype, *, shared: bool
+    ) -> tuple[list[Segment], dict[Tensor, Tensor]]:
+        """Build the segments; return them and, for each live parameter, its clean values."""
+        modules = [layer for _, layer in self._layers]
+        dtypes = live_dtypes(modules, live_dtype)
+        cast_buffers(modules, live_dtype)
+        live_of = {clean: live for live, clean in self._trainable.items()}
+        segments: list[Segment] = []
+        clean_of: dict[Tensor, Tensor] = {}
+        for group in self.optimizer.param_groups:
+            members = [param for param in group["params"] if param in live_of]
+            for dtype in dict.fromkeys(dtypes[live_of[param]] for param in members):
+                params = [param for param in members if dtypes[live_of[param]] == dtype]
+                segment = Segment(group, params, live_dtype=dtype, shared=shared)
+                segments.append(segment)
+                for param, view in zip(params, segment.views(segment.live), strict=True):
+                    live_of[param].data = view
+                    clean_of[live_of[param]] = param
+        for param, dtype in dtypes.items():
+            if param not in clean_of:
+                clean_of[param] = param.detach()
+                param.data = param.detach().to(dtype)
+        return segments, clean_of
+
+    @property
+    def version(self) -> int:
+        """Updates that these weights have seen."""
+        return self._version
+
+    @property
+    def lr(self) -> float:
+        """Learning rate that the next update will use, of the first group."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def predict(self, horizon: int) -> None:
+        """Make live weights those expected ``horizon`` updates from now, until ``restore``.
+
+        SpecTrain's rule (arXiv 1809.02839): ``W^ = W - s * lr * v`` with s the horizon and v what
+        the optimizer multiplies by lr. Before the first update there is no v, and W^ is W.
+
+        Args:
+            horizon: s, at least 0; 0 leaves the live weights equal to the clean ones.
+        """
+        assert self._velocity is not None, "these weights were built without prediction"
+        assert horizon >= 0, f"cannot look {-horizon} updates back"
+        if horizon == 0:
+            return
+        for segment in self._segments:
+            direction = self._velocity.direction(segment)
+            if direction is not None:
+                self._predicted = True
+                segment.predict(direction, -horizon * float(segment.group["lr"]))
+
+    def restore(self) -> None:
+        """Make live weights equal to the clean ones again, if a prediction changed them."""
+        if self._predicted:
+            self._restore()
+
+    def collect_gradients(self) -> None:
+        """Take over what a backward left at the live parameters; it adds up until ``step``.
+
+        In fp32 clean and live parameters share the gradient. From bf16 it is cast and summed in
+        fp32: a sum in bf16 would drop what is small beside it.
+        """
+        for live, clean in self._trainable.items():
+            if live.dtype == clean.dtype:
+                clean.grad = live.grad
+            elif live.grad is not None:
+                gradient = live.grad.to(clean.dtype)
+                clean.grad = gradient if clean.grad is None else clean.grad.add_(gradient)
+                live.grad = None
+
+    def step(self) -> None:
+        """Do one update of the clean weights with the collected gradients, then drop these."""
+        assert not self._predicted, "live weights must be restored before an update"
+        self.optimizer.step()
+        for live, clean in self._trainable.items():
+            live.grad = clean.grad = None
+        self._version += 1
+        self._restore()
+        self._set_lr()
+
+    def clean_state(self) -> dict[str, Tensor]:
+        """Return clean parameters and buffers under the keys of the model's ``state_dict``.
+
+        These are the real tensors, not copies: the next update changes them. Buffers are fp32
+        where bf16 is only what they are computed with.
+        """
+        state: dict[str, Tensor] = {}
+        for name, layer in self._layers:
+            for key, value in layer.state_dict(keep_vars=True).items():
+                if isinstance(value, Tensor):  # a module's own "extra state" may be anything
+                    clean = self._clean.get(value, value).detach()
+                    lowered = clean.dtype == torch.bfloat16
+                    state[f"{name}.{key}"] = clean.float() if lowered else clean
+        return state
+
+    def _restore(self) -> None:
+        for segment in self._segments:
+            segment.restore()
+        self._predicted = False
+
+    def _set_lr(self) -> None:
+        if self._lr_schedule is None:
+            return
+        factor = float(self._lr_schedule(self._version))
+        for group, base in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
+            group["lr"] = base * factor
+
+
+def _clean_copies(layers: Layers) -> dict[nn.Parameter, nn.Parameter]:
+    """Return a clean parameter for each trainable live one, tied ones once."""
+    copies: dict[nn.Parameter, nn.Parameter] = {}
+    for name, layer in layers:
+        for key, live in layer.named_parameters():
+            if not live.requires_grad:
+                continue
+            if live.dtype != torch.float32:
+                raise JobError(
+                    f"parameter {name}.{key} is {live.dtype}: clean weights are float32. Build the "
+                    "model in float32 and choose what it computes in with --precision."
+                )
+            copies[live] = nn.Parameter(live.detach().clone())
+    return copies
