@@ -21,6 +21,7 @@ __all__ = [
     "BatchResult",
     "Boundary",
     "Cause",
+    "Committed",
     "Connect",
     "EndAgent",
     "Evaluated",
@@ -30,12 +31,16 @@ __all__ = [
     "Heartbeat",
     "KillWorker",
     "LauncherHello",
+    "LinkLost",
     "Message",
     "Note",
     "Peer",
     "Progress",
     "Quit",
+    "Restore",
     "RunEnded",
+    "SnapshotPlan",
+    "SnapshotWritten",
     "StageDone",
     "StageView",
     "StartWorker",
@@ -50,6 +55,7 @@ __all__ = [
     "Versions",
     "View",
     "WeightsPart",
+    "WhoAreYou",
     "WorkerConnected",
     "WorkerExited",
     "WorkerFault",
@@ -102,6 +108,15 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """Which snapshot a restarted worker begins from, and where it may be found."""
+
+    update: int  # state after so many updates, at least 1
+    digest: str  # xxh3_128 of the file, hexadecimal
+    paths: tuple[str, ...]  # to be tried in order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResult:
     """What the last stage knows of one trained mini-batch."""
 
@@ -151,6 +166,22 @@ class Cause:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """anyone ↔ coordinator, every ``heartbeat_s``: I live. Workers say ``Progress`` instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhoAreYou:
+    """coordinator → anyone it does not know: it has been restarted, introduce yourself again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """coordinator → workers and agents: every stage can be restored to after this update.
+
+    Senders forget what only older rounds need; agents drop older snapshots and copy this one to
+    disk.
+    """
+
+    update: int
 
 
 # -- launcher ↔ coordinator ---------------------------------------------------------------------
@@ -300,6 +331,7 @@ class Assign:
     settings_json: str
     work: Work
     layer_counts: tuple[int, ...]  # per stage, in order; they sum to the layers of the model
+    restore: Restore | None = None  # None: the initial state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,7 +348,10 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connect:
-    """coordinator → worker, when both ends of a link are ready: build this generation of it."""
+    """coordinator → worker, when both ends of a link are ready: build this generation of it.
+
+    May come more than once. A side that is None is left as it is.
+    """
 
     generation: int
     upstream: Peer | None  # where its gradients go
@@ -330,6 +365,41 @@ class WorkerConnected:
     stage: int
     incarnation: int
     generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkLost:
+    """worker → coordinator, when a link broke; the worker waits for the next ``Connect``."""
+
+    stage: int
+    incarnation: int
+    stream: str  # "activations" or "gradients"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotPlan:
+    """coordinator → worker: keep a snapshot after update ``first`` and each ``every`` from there.
+
+    The newest one holds. A worker that is already past what ``first`` needs skips that round.
+    """
+
+    first: int
+    every: int  # 0: none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotWritten:
+    """worker → coordinator, when a snapshot lies complete in its host's shared memory."""
+
+    stage: int
+    incarnation: int
+    update: int
+    path: str
+    size_bytes: int
+    digest: str  # xxh3_128 of the file, hexadecimal
+    capture_s: float  # how long the training loop stood still for it
+    write_s: float  # how long the writing took beside it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -513,18 +583,20 @@ class Announce:
 
 
 Message: TypeAlias = (
-    Heartbeat | LauncherHello | StopRequested | AgentLost | View | Note | RunEnded
+    Heartbeat | WhoAreYou | Committed | LauncherHello | StopRequested | AgentLost | View | Note | RunEnded
     | AgentHello | StartWorker | KillWorker | WorkerStarted | WorkerExited | EndAgent
-    | WorkerHello | Assign | WorkerReady | Connect | WorkerConnected | Go | Progress | Trained
+    | WorkerHello | Assign | WorkerReady | Connect | WorkerConnected | LinkLost | SnapshotPlan
+    | SnapshotWritten | Go | Progress | Trained
     | Evaluated | StopBefore | StageDone | WorkerFault | Quit
     | FeedRequest | FeedBatch | WeightsPart
     | StreamHello | StreamWelcome | StreamRefused | StreamProbe | Announce
 )  # fmt: skip
 
 MESSAGES: tuple[type[Message], ...] = (
-    Heartbeat, LauncherHello, StopRequested, AgentLost, View, Note, RunEnded,
+    Heartbeat, WhoAreYou, Committed, LauncherHello, StopRequested, AgentLost, View, Note, RunEnded,
     AgentHello, StartWorker, KillWorker, WorkerStarted, WorkerExited, EndAgent,
-    WorkerHello, Assign, WorkerReady, Connect, WorkerConnected, Go, Progress, Trained,
+    WorkerHello, Assign, WorkerReady, Connect, WorkerConnected, LinkLost, SnapshotPlan,
+    SnapshotWritten, Go, Progress, Trained,
     Evaluated, StopBefore, StageDone, WorkerFault, Quit,
     FeedRequest, FeedBatch, WeightsPart,
     StreamHello, StreamWelcome, StreamRefused, StreamProbe, Announce,
