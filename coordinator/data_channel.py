@@ -9,14 +9,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ..protocol.codec import Buffer
 from ..protocol.errors import ProtocolError
 from ..protocol.messages import FeedBatch, FeedRequest, Message, WeightsPart
 from ..protocol.schedule import Kind, Op
 from ..protocol.sockets import Received, Server, Waker
-from .feed import Feed
-from .frames import to_frames
+
+if TYPE_CHECKING:  # both import torch, which the control loop must not wait for
+    from .feed import Feed
 
 __all__ = ["DataChannel"]
 
@@ -105,6 +107,8 @@ class DataChannel:
             return True
 
     def _send_batch(self, feed: Feed, identity: str, part: str, op: Op) -> None:
+        from .frames import to_frames
+
         batch = feed.part(part, op)
         boundary, frames = to_frames(batch.value, part)
         self._server.send(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import time
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -23,11 +24,13 @@ from ..protocol.messages import (
     WorkerFault,
 )
 from ..protocol.settings import Settings
-from .export import WeightsCollector, weights_sha256, write_model
 from .metrics import Metrics, Placement
-from .plan import Plan, stage_rows
 from .run_state import End, RunState
 from .sinks import RunDirectory, json_text, status_record
+
+if TYPE_CHECKING:  # both import torch, which the control loop must not wait for
+    from .export import WeightsCollector
+    from .plan import Plan
 
 __all__ = ["RunRecord"]
 
@@ -53,6 +56,9 @@ class RunRecord:
 
     def planned(self, plan: Plan) -> None:
         """Write the plan; from now on there can be numbers."""
+        from .export import WeightsCollector
+        from .plan import stage_rows
+
         self._weights = WeightsCollector(plan.state_names)
         self._metrics = Metrics(self._settings, plan.work, plan.layer_counts)
         self._plan = plan
@@ -100,6 +106,8 @@ class RunRecord:
 
     def export(self, stopped_early: bool) -> None:  # noqa: FBT001
         """Write the model and the summary."""
+        from .export import weights_sha256, write_model
+
         assert self._weights is not None
         tensors = self._weights.tensors
         digest = weights_sha256(tensors)

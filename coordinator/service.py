@@ -35,7 +35,6 @@ from ..protocol.messages import (
 )
 from ..protocol.sockets import Server, Waker
 from .data_channel import DataChannel
-from .plan import make_plan
 from .record import RunRecord
 from .run_state import (
     End,
@@ -227,6 +226,8 @@ class Coordinator:
     # -- other threads --------------------------------------------------------------------------
 
     def _make_plan(self) -> None:
+        from .plan import make_plan  # imports torch; the loop is at work meanwhile
+
         try:
             plan = make_plan(self._settings)
         except Exception as error:  # noqa: BLE001  whatever the user's code raises ends the run

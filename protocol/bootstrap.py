@@ -161,10 +161,7 @@ class WorkerBirth:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> WorkerBirth:
         """Build from ``to_dict``'s result as it looks after JSON."""
-        return cls(
-            **{
-                **values,
-                "keys": KeyPair(**values["keys"]),
-                "peer_keys": tuple(values["peer_keys"]),
-            }
-        )
+        fields: dict[str, Any] = dict(values)
+        fields["keys"] = KeyPair(**fields["keys"])
+        fields["peer_keys"] = tuple(fields["peer_keys"])
+        return cls(**fields)

@@ -583,7 +583,8 @@ class Announce:
 
 
 Message: TypeAlias = (
-    Heartbeat | WhoAreYou | Committed | LauncherHello | StopRequested | AgentLost | View | Note | RunEnded
+    Heartbeat | WhoAreYou | Committed
+    | LauncherHello | StopRequested | AgentLost | View | Note | RunEnded
     | AgentHello | StartWorker | KillWorker | WorkerStarted | WorkerExited | EndAgent
     | WorkerHello | Assign | WorkerReady | Connect | WorkerConnected | LinkLost | SnapshotPlan
     | SnapshotWritten | Go | Progress | Trained
@@ -593,7 +594,8 @@ Message: TypeAlias = (
 )  # fmt: skip
 
 MESSAGES: tuple[type[Message], ...] = (
-    Heartbeat, WhoAreYou, Committed, LauncherHello, StopRequested, AgentLost, View, Note, RunEnded,
+    Heartbeat, WhoAreYou, Committed,
+    LauncherHello, StopRequested, AgentLost, View, Note, RunEnded,
     AgentHello, StartWorker, KillWorker, WorkerStarted, WorkerExited, EndAgent,
     WorkerHello, Assign, WorkerReady, Connect, WorkerConnected, LinkLost, SnapshotPlan,
     SnapshotWritten, Go, Progress, Trained,
