@@ -1,0 +1,211 @@
+"""What both ends of a stream share: a thread, links by generation, a fault. Knows no parcels."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+
+from ..protocol.errors import LinkError
+from ..protocol.messages import Peer
+from ..protocol.sockets import Waker
+from .link import Link, open_link
+from .rendezvous import Exchange
+from .stream_gate import Gate
+
+__all__ = ["LINK_TIMEOUT_S", "StreamEnd", "Target", "stream_identity"]
+
+logger = logging.getLogger(__name__)
+
+LINK_TIMEOUT_S = 7 * 24 * 3600.0
+"""Of a transfer: never the one to give up, deadlines are those of the stage that waits."""
+
+_BUILD_TIMEOUT_S = 10.0
+_END_TIMEOUT_S = 10.0
+
+
+def stream_identity(stage: int, incarnation: int, name: str) -> str:
+    """Return the name that a sender's socket goes by."""
+    return f"worker/{stage}/{incarnation}/{name}"
+
+
+class Target(NamedTuple):
+    """Which link is wanted: its generation, and with whom."""
+
+    generation: int
+    peer: Peer
+
+    @property
+    def name(self) -> str:
+        """The neighbour's name in errors."""
+        return f"stage {self.peer.stage}"
+
+
+class StreamEnd(ABC):
+    """One end of a stream.
+
+    Subclasses say in ``_step`` what the thread does next. It starts with the first generation.
+
+    Args:
+        name: "activations" or "gradients".
+        stage: ours.
+        rank: ``link.SENDER`` or ``link.RECEIVER``.
+        address: numeric address of this host that the peer can reach.
+        device: where the tensors are.
+        window: parcels this end holds before the caller or the peer must wait, at least 1.
+        wait_timeout_s: how long the stage may wait here.
+        backend: of the link, see ``link.default_backend``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        stage: int,
+        rank: int,
+        address: str,
+        device: torch.device,
+        window: int,
+        wait_timeout_s: float,
+        backend: str,
+    ) -> None:
+        assert window >= 1, f"a window of {window} parcels lets nothing through"
+        self._name = name
+        self._stage = stage
+        self._rank = rank
+        self._address = address
+        self._device = device
+        self._window = window
+        self._backend = backend
+        self.waited_s = 0.0
+        """Time that the stage has waited here in sum."""
+        self._waker = Waker()
+        self._gate = Gate(stage, wait_timeout_s)
+        # Guarded by the gate: which link is wanted, which stands, how many parcels went through.
+        self._wanted: Target | None = None
+        self._connected: Target | None = None
+        self._is_closing = False
+        self._position = 0
+        # The thread's own; others may only abort it.
+        self._link: Link | None = None
+        self._thread: threading.Thread | None = None
+
+    def wait_connected(self, timeout_s: float) -> None:
+        """Wait until the link of the newest generation asked for stands.
+
+        Raises:
+            LinkError: the neighbour is gone.
+            ProtocolError: it refuses the link.
+            DeadlineError: the time is up.
+        """
+        with self._gate:
+            self._gate.wait(
+                lambda: self._wanted is not None and self._connected == self._wanted,
+                lambda: f"the {self._name} link with {self._peer_name()}",
+                timeout_s,
+            )
+
+    def close(self) -> None:
+        """End the thread, its socket and its link; parcels that are still here are lost."""
+        with self._gate:
+            self._is_closing = True
+            self._gate.fail(LinkError(f"the {self._name} stream of stage {self._stage} is closed"))
+        if self._thread is None:
+            self._close_socket()
+        else:
+            self._interrupt()
+            self._thread.join(_END_TIMEOUT_S)
+            if self._thread.is_alive():
+                logger.warning("thread %r has not ended; left behind", self._thread.name)
+                return
+        self._waker.close()
+
+    def _want(self, target: Target) -> None:
+        with self._gate:
+            self._wanted = target
+            self._gate.recover()
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, name=f"stage {self._stage} {self._name}", daemon=True
+            )
+            self._thread.start()
+        else:
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Get the thread out of whatever it waits for."""
+        link = self._link
+        if link is not None:
+            link.abort()
+        self._waker.wake()
+
+    def _peer_name(self) -> str:
+        return self._wanted.name if self._wanted else "its neighbour"
+
+    # -- in the stream's own thread -----------------------------------------------------------
+
+    @abstractmethod
+    def _step(self, target: Target) -> None:
+        """Do the next thing for ``target``, or wait until a message or the waker comes."""
+
+    @abstractmethod
+    def _close_socket(self) -> None:
+        """Close what the thread talks through."""
+
+    def _run(self) -> None:
+        with _own_cuda_stream(self._device):
+            while not self._is_closing:
+                target = self._wanted
+                assert target is not None, "the thread starts when there is a link to build"
+                try:
+                    self._step(target)
+                except Exception as error:  # noqa: BLE001 # the stage must hear of any
+                    self._drop_link()
+                    self._fail(error, target)
+        self._drop_link()
+        self._close_socket()
+
+    def _fail(self, error: Exception, target: Target) -> None:
+        with self._gate:
+            self._connected = None
+            if self._wanted == target:
+                self._gate.fail(error)
+            else:  # the link that broke was to be replaced anyhow
+                logger.info("%s link given up: %s", self._name, error)
+
+    def _open_link(self, target: Target, exchange: Exchange) -> bool:
+        """Try to build the link; return whether it stands."""
+        self._drop_link()
+        try:
+            self._link = open_link(
+                self._backend,
+                self._rank,
+                peer=target.name,
+                address=self._address,
+                device=self._device,
+                exchange=exchange,
+                timeout_s=_BUILD_TIMEOUT_S,
+            )
+        except LinkError as error:
+            logger.info("%s link not built yet: %s", self._name, error)
+            return False
+        return True
+
+    def _standing_link(self, target: Target) -> Link | None:
+        return self._link if self._connected == target else None
+
+    def _drop_link(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+
+def _own_cuda_stream(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Keep transfers out of the compute stream's queue."""
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream(device))
