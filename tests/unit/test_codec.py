@@ -37,6 +37,7 @@ from spectrain.protocol.messages import (
     Go,
     Heartbeat,
     Note,
+    ReplicaChunk,
     StopBefore,
     StopRequested,
     StreamRefused,
@@ -166,8 +167,8 @@ def test_payload_after_another_kind_is_refused() -> None:
     assert "Go is followed by 1 raw frames" in str(error)
 
 
-def test_only_the_two_kinds_that_carry_tensors_have_payload() -> None:
-    assert (FeedBatch, WeightsPart) == PAYLOAD_KINDS
+def test_only_the_kinds_that_carry_bulk_data_have_payload() -> None:
+    assert (FeedBatch, WeightsPart, ReplicaChunk) == PAYLOAD_KINDS
 
 
 @pytest.mark.parametrize("kind", [Encoder, Decoder])
