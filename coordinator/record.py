@@ -24,8 +24,9 @@ from ..protocol.messages import (
     WorkerFault,
 )
 from ..protocol.settings import Settings
+from .events import End
 from .metrics import Metrics, Placement
-from .run_state import End, RunState
+from .run_state import RunState
 from .sinks import RunDirectory, json_text, status_record
 
 if TYPE_CHECKING:  # both import torch, which the control loop must not wait for
@@ -104,15 +105,30 @@ class RunRecord:
         self._weights.add(part, payload)
         return not self._weights.missing
 
-    def export(self, stopped_early: bool) -> None:  # noqa: FBT001
+    def persist(self, text: str) -> None:
+        """Write the commit file; it is on the disk when this returns."""
+        self._files.write_commit(text)
+
+    def export(self, state: RunState) -> None:
         """Write the model and the summary."""
         from .export import weights_sha256, write_model
 
         assert self._weights is not None
         tensors = self._weights.tensors
         digest = weights_sha256(tensors)
-        summary = self._known_metrics.summary(weights_sha256=digest, restarts=0)
-        summary["stopped_early"] = stopped_early
+        repairs = state.repairs
+        summary = self._known_metrics.summary(weights_sha256=digest, restarts=repairs.restarts)
+        summary["stopped_early"] = state.stopping is not None
+        summary["repairs"] = [
+            {
+                "stage": repair.stage,
+                "cause": repair.what,
+                "from_update": repair.from_update,
+                "replayed": repair.replayed,
+                "seconds": repair.split_s(),
+            }
+            for repair in repairs.finished
+        ]
         metadata = {
             "spectrain": version("spectrain"),
             "method": self._settings.method,
@@ -136,7 +152,7 @@ class RunRecord:
                 incarnation=worker.incarnation,
                 state=worker.state,
             )
-            for worker in state.workers
+            for worker in state.fleet.workers
         ]
         return self._metrics.view(state.phase.value, placements, now, waiting_for)
 

@@ -8,6 +8,9 @@
                                                                                 │           ▼
                                                                               ENDED ◀── FINISHING
 
+Within ``TRAINING`` workers, agents and hosts may die and be replaced (``repairs.py``) while the
+others go on; a fault ends the run only when it cannot be repaired or must not be.
+
 The shell (``service.py``) turns what happens into events, carries out the instructions, and tells
 the time: every event comes with ``now``, seconds of a monotonic clock.
 """
@@ -15,22 +18,23 @@ the time: every event comes with ``now``, seconds of a monotonic clock.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from enum import Enum
-from typing import TypeAlias
 
 from ..protocol.errors import ExitCode
 from ..protocol.messages import (
     AgentHello,
     AgentLost,
-    Assign,
+    AgentSnapshots,
     Cause,
-    Connect,
+    CheckpointWritten,
     Go,
     Heartbeat,
     Message,
-    Peer,
     Progress,
+    Replicated,
+    ReplicationFailed,
+    SnapshotWritten,
     StageDone,
     StartWorker,
     StopBefore,
@@ -41,35 +45,41 @@ from ..protocol.messages import (
     WorkerReady,
     WorkerStarted,
 )
-from ..protocol.schedule import Work
 from ..protocol.settings import Settings
-from .first_cause import Fault, Silent, Stuck, first_cause
+from .catalogue import Catalogue
+from .events import (
+    End,
+    Event,
+    Export,
+    Exported,
+    Instruction,
+    LauncherGone,
+    Planned,
+    PlanRefused,
+    Received,
+    Send,
+    StopNow,
+    StoppedFeeding,
+    Tell,
+    WeightsArrived,
+)
+from .first_cause import Fault, first_cause
+from .fleet import Agent, Fleet, Worker
+from .repairs import GiveUp, Repairs
+from .rounds import Rounds
+from .watch import is_fatal, late_start, silent_hosts, silent_workers
 
-__all__ = [
-    "End",
-    "Event",
-    "Export",
-    "Exported",
-    "Instruction",
-    "LauncherGone",
-    "Phase",
-    "PlanRefused",
-    "Planned",
-    "Received",
-    "RunState",
-    "Send",
-    "StopNow",
-    "StoppedFeeding",
-    "Tell",
-    "Ticked",
-    "WeightsArrived",
-]
+__all__ = ["Phase", "RunState"]
 
 _SETTLE_S = 1.0
-"""After the first fault, how long to listen for others before the first cause is named.
+"""After the first fatal fault, how long to listen for others before the first cause is named.
 
 A worker that dies takes its neighbours' links with it; whose report comes first is chance.
 """
+
+_ABOUT_SNAPSHOTS = (
+    AgentSnapshots, CheckpointWritten, Replicated, ReplicationFailed, SnapshotWritten
+)  # fmt: skip
 
 
 class Phase(str, Enum):
@@ -84,171 +94,35 @@ class Phase(str, Enum):
     ENDED = "ended"
 
 
-# -- events -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """An authenticated peer said something."""
-
-    sender: str
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """The job is loaded and cut."""
-
-    layer_counts: tuple[int, ...]
-    work: Work
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRefused:
-    """The job cannot be run."""
-
-    cause: Cause
-
-
-@dataclass(frozen=True, slots=True)
-class StoppedFeeding:
-    """Somebody asked to stop; the feed will give out no batch from ``before`` on."""
-
-    before: int
-    reason: str
-    exit_code: int
-
-
-@dataclass(frozen=True, slots=True)
-class StopNow:
-    """Somebody wants the end at once."""
-
-    reason: str
-    exit_code: int
-
-
-@dataclass(frozen=True, slots=True)
-class LauncherGone:
-    """The launcher's end of our standard input is closed."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsArrived:
-    """Every tensor of the model has come from its stage."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """The model and the summary are written."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ticked:
-    """Time has passed."""
-
-
-Event: TypeAlias = (
-    Received | Planned | PlanRefused | StoppedFeeding | StopNow | LauncherGone
-    | WeightsArrived | Exported | Ticked
-)  # fmt: skip
-
-
-# -- instructions -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Say this to a peer."""
-
-    to: str
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Say this to the user."""
-
-    level: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Export:
-    """Write the model and the summary."""
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """End everything."""
-
-    state: str  # "done", "stopped" or "failed"
-    exit_code: int
-    cause: Cause | None = None
-
-
-Instruction: TypeAlias = Send | Tell | Export | End
-
-
-# -- state --------------------------------------------------------------------------------------
-
-
-@dataclass
-class Agent:
-    """What is known of one host's agent."""
-
-    hello: AgentHello
-    heard: float
-    lost: bool = False
-
-
-@dataclass
-class Worker:
-    """What is known of the worker that owns one stage."""
-
-    stage: int
-    host_index: int
-    slot: int
-    host: str
-    incarnation: int = 0
-    pid: int = 0
-    heard: float | None = None  # None until its hello
-    ready: WorkerReady | None = None
-    connected: bool = False
-    progress: Progress | None = None
-    moved: float = 0.0  # when its newest op last changed, or it last waited
-    done: StageDone | None = None
-    exited: bool = False
-
-    @property
-    def identity(self) -> str:
-        """Its name on the control plane."""
-        return f"worker/{self.stage}/{self.incarnation}"
-
-    @property
-    def state(self) -> str:
-        """One word for the user."""
-        if self.exited:
-            return "ended"
-        if self.progress is not None:
-            return self.progress.state
-        return "starting" if self.heard is None else "building"
-
-
-@dataclass
 class RunState:
-    """One run. ``handle`` is its only entrance."""
+    """One run. ``handle`` is its only entrance.
 
-    settings: Settings
-    hosts: tuple[str, ...]
-    started: float
-    phase: Phase = Phase.GATHERING
-    agents: dict[int, Agent] = field(default_factory=dict[int, Agent])
-    workers: list[Worker] = field(default_factory=list[Worker])
-    plan: Planned | None = None
-    faults: list[Fault] = field(default_factory=list[Fault])
-    stopping: StoppedFeeding | None = None
-    failing_since: float | None = None
-    weights_arrived: bool = False
+    Args:
+        settings: the run's.
+        hosts: names in the order of the user's list; agents are known by index.
+        now: when the run began.
+
+    Attributes:
+        phase: where it is.
+        fleet: who takes part.
+        repairs: what was repaired.
+        stopping: why and where the run was asked to stop; None if it was not.
+    """
+
+    def __init__(self, settings: Settings, hosts: tuple[str, ...], now: float) -> None:
+        self.settings = settings
+        self.phase = Phase.GATHERING
+        self.fleet = Fleet(hosts)
+        self.stopping: StoppedFeeding | None = None
+        self._started = now
+        self._plan: Planned | None = None
+        self._catalogue = Catalogue(stages=settings.stages, hosts=range(len(hosts)))
+        self._rounds = Rounds(settings, self.fleet, self._catalogue)
+        self.repairs = Repairs(settings, self.fleet, self._catalogue, self._rounds)
+        self._faults: list[Fault] = []
+        self._failing_since = now
+        self._gave_up = ""
+        self._weights_arrived = False
 
     def handle(  # noqa: PLR0911  one for each kind of event
         self, event: Event, now: float
@@ -259,7 +133,7 @@ class RunState:
         if isinstance(event, Received):
             return self._received(event.sender, event.message, now)
         if isinstance(event, Planned):
-            self.plan = event
+            self._plan = self.repairs.plan = event
             return self._start_workers()
         if isinstance(event, PlanRefused):
             return self._end("failed", event.cause.exit_code, event.cause)
@@ -270,7 +144,7 @@ class RunState:
         if isinstance(event, LauncherGone):
             return self._end("failed", ExitCode.WORKER_FAILED)
         if isinstance(event, WeightsArrived):
-            self.weights_arrived = True
+            self._weights_arrived = True
             return self._export()
         if isinstance(event, Exported):
             return self._finished()
@@ -278,23 +152,24 @@ class RunState:
 
     def waiting_for(self) -> tuple[str, ...]:
         """Name what start-up still waits for, one line each."""
+        workers = self.fleet.workers
         if self.phase is Phase.GATHERING:
             missing = tuple(
                 f"host {host}: its agent has not reported yet"
-                for index, host in enumerate(self.hosts)
-                if index not in self.agents
+                for index, host in enumerate(self.fleet.hosts)
+                if index not in self.fleet.agents
             )
             return missing or ("the job: being loaded and cut",)
         if self.phase is Phase.STARTING:
             return tuple(
-                f"stage {worker.stage} ({worker.host}, slot {worker.slot}): {worker.state}"
-                for worker in self.workers
+                f"stage {worker.stage} ({worker.host}, slot {worker.slot[1]}): {worker.state}"
+                for worker in workers
                 if worker.ready is None
             )
         if self.phase is Phase.CONNECTING:
             return tuple(
                 f"stage {worker.stage} ({worker.host}): connecting to its neighbours"
-                for worker in self.workers
+                for worker in workers
                 if not worker.connected
             )
         return ()
@@ -306,28 +181,31 @@ class RunState:
         if role == "agent":
             return self._from_agent(int(rest), message, now)
         if role == "worker":
-            worker = self.worker_named(sender)
+            worker = self.fleet.named(sender)
             return [] if worker is None else self._from_worker(worker, message, now)
         if isinstance(message, AgentLost):
             return self._agent_lost(message, now)
         return []
 
-    def worker_named(self, identity: str) -> Worker | None:
-        """Find the worker; None for one of another incarnation."""
-        return next((worker for worker in self.workers if worker.identity == identity), None)
-
-    def _from_agent(self, index: int, message: Message, now: float) -> list[Instruction]:
+    def _from_agent(  # noqa: PLR0911  one for each kind of message
+        self, index: int, message: Message, now: float
+    ) -> list[Instruction]:
         if isinstance(message, AgentHello):
-            self.agents[index] = Agent(message, now)
+            if index in self.fleet.agents:
+                return self.repairs.agent_back(index, message, now)
+            self.fleet.agents[index] = Agent(message, now)
             return self._start_workers()
-        agent = self.agents.get(index)
+        agent = self.fleet.agents.get(index)
         if agent is None:
             return []
         agent.heard = now
+        self.repairs.agent_spoke(index)
+        if isinstance(message, _ABOUT_SNAPSHOTS):
+            return self._rounds.hear(index, message)
         if not isinstance(message, WorkerStarted | WorkerExited):
             return []
-        worker = self.worker_named(f"worker/{message.stage}/{message.incarnation}")
-        if worker is None or worker.host_index != index:
+        worker = self.fleet.named(f"worker/{message.stage}/{message.incarnation}")
+        if worker is None or worker.slot[0] != index:
             return []
         if isinstance(message, WorkerExited):
             return self._worker_exited(worker, message, now)
@@ -337,113 +215,107 @@ class RunState:
     def _worker_exited(
         self, worker: Worker, message: WorkerExited, now: float
     ) -> list[Instruction]:
+        was_delivered = self.phase is Phase.FINISHING and message.status == 0
         worker.exited = True
-        if self.phase is Phase.FINISHING and message.status == 0:
+        if was_delivered:
             return []
-        return self._fault(_fault(worker, message, now), now)
+        self._faults.append(Fault(at_s=now, host=worker.host, event=message, op=worker.doing))
+        if not self._is_repairable:
+            return self._fail(now)
+        try:
+            instructions = self.repairs.exited(worker, message, now)
+        except GiveUp as reason:
+            return self._give_up(reason, now)
+        self._faults = [fault for fault in self._faults if fault.stage != worker.stage]
+        return instructions
 
     def _agent_lost(self, message: AgentLost, now: float) -> list[Instruction]:
-        agent = self.agents.get(message.host_index)
+        index = message.host_index
+        agent = self.fleet.agents.get(index)
+        if agent is not None and self._is_repairable:
+            return self.repairs.agent_lost(index, message.reason, now)
         if agent is not None:
             agent.lost = True
-        return self._fault(Fault(at_s=now, host=self.hosts[message.host_index], event=message), now)
+        self._faults.append(Fault(at_s=now, host=self.fleet.hosts[index], event=message))
+        return self._fail(now)
 
-    def _from_worker(self, worker: Worker, message: Message, now: float) -> list[Instruction]:
+    def _from_worker(  # noqa: C901, PLR0911  one branch for each kind of message
+        self, worker: Worker, message: Message, now: float
+    ) -> list[Instruction]:
         worker.heard = now
         if isinstance(message, WorkerHello):
-            return self._assign(worker)
+            return self.repairs.hello(worker, message, now)
         if isinstance(message, WorkerReady):
+            if self.phase is Phase.TRAINING:
+                return self.repairs.ready(worker, message, now)
             worker.ready = message
             return self._connect()
         if isinstance(message, WorkerConnected):
             worker.connected = True
+            if self.phase is Phase.TRAINING:
+                return self.repairs.connected(worker, now)
             return self._go(now)
         if isinstance(message, Progress):
-            self._progress(worker, message, now)
-        elif isinstance(message, StageDone):
+            before = worker.progress
+            if before is None or before.last_op != message.last_op or message.waiting_for:
+                worker.moved = now
+            worker.progress = message
+            return self.repairs.progress(worker, message, now)
+        if isinstance(message, SnapshotWritten):
+            return self._rounds.hear(worker.slot[0], message)
+        if isinstance(message, StageDone):
             worker.done = message
             return self._export()
-        elif isinstance(message, WorkerFault):
-            return self._fault(_fault(worker, message, now), now)
+        if isinstance(message, WorkerFault):
+            return self._worker_fault(worker, message, now)
         return []
 
-    def _progress(self, worker: Worker, message: Progress, now: float) -> None:
-        before = worker.progress
-        if before is None or before.last_op != message.last_op or message.waiting_for:
-            worker.moved = now
-        worker.progress = message
+    def _worker_fault(self, worker: Worker, message: WorkerFault, now: float) -> list[Instruction]:
+        self._faults.append(Fault(at_s=now, host=worker.host, event=message, op=worker.doing))
+        if is_fatal(message) or not self._is_repairable:
+            return self._fail(now)
+        self.repairs.raised(worker, message)
+        return []
 
     # -- the way up -----------------------------------------------------------------------------
 
     def _start_workers(self) -> list[Instruction]:
-        ready = self.plan is not None and len(self.agents) == len(self.hosts)
-        if self.phase is not Phase.GATHERING or not ready:
+        fleet = self.fleet
+        complete = self._plan is not None and len(fleet.agents) == len(fleet.hosts)
+        if self.phase is not Phase.GATHERING or not complete:
             return []
-        slots = [
-            (index, slot)
-            for index in sorted(self.agents)
-            for slot in range(self.agents[index].hello.slots)
-        ]
+        slots = fleet.slots()
         self.phase = Phase.STARTING
-        self.workers = [
-            Worker(stage, index, slot, self.hosts[index])
-            for stage, (index, slot) in zip(range(self.settings.stages), slots, strict=False)
+        fleet.workers = [
+            Worker(stage, slot, fleet.hosts[slot[0]])
+            for stage, slot in zip(range(self.settings.stages), slots, strict=False)
         ]
-        spares = len(slots) - len(self.workers)
         instructions: list[Instruction] = [
-            Send(f"agent/{worker.host_index}", StartWorker(
-                stage=worker.stage, incarnation=worker.incarnation, slot=worker.slot
+            Send(worker.agent, StartWorker(
+                stage=worker.stage, incarnation=worker.incarnation, slot=worker.slot[1]
             ))
-            for worker in self.workers
+            for worker in fleet.workers
         ]  # fmt: skip
+        spares = len(slots) - len(fleet.workers)
         if spares:
             instructions.append(Tell("info", f"{spares} spare slot{'s' * (spares > 1)}"))
         return instructions
 
-    def _assign(self, worker: Worker) -> list[Instruction]:
-        assert self.plan is not None
-        assignment = Assign(
-            settings_json=self.settings.to_json(),
-            work=self.plan.work,
-            layer_counts=self.plan.layer_counts,
-        )
-        return [Send(worker.identity, assignment)]
-
     def _connect(self) -> list[Instruction]:
-        if self.phase is not Phase.STARTING or any(w.ready is None for w in self.workers):
+        workers = self.fleet.workers
+        if self.phase is not Phase.STARTING or any(worker.ready is None for worker in workers):
             return []
         self.phase = Phase.CONNECTING
-        return [
-            Send(worker.identity, Connect(
-                generation=0,
-                upstream=self._peer(worker.stage - 1, gradients=True),
-                downstream=self._peer(worker.stage + 1, gradients=False),
-            ))
-            for worker in self.workers
-        ]  # fmt: skip
-
-    def _peer(self, stage: int, *, gradients: bool) -> Peer | None:
-        if not 0 <= stage < len(self.workers):
-            return None
-        ready = self.workers[stage].ready
-        assert ready is not None
-        return Peer(
-            stage=stage,
-            incarnation=ready.incarnation,
-            endpoint=ready.gradients_endpoint if gradients else ready.activations_endpoint,
-            public_key=ready.public_key,
-        )
+        return [each for stage in range(len(workers)) for each in self.repairs.join(stage)]
 
     def _go(self, now: float) -> list[Instruction]:
-        if self.phase is not Phase.CONNECTING or not all(w.connected for w in self.workers):
+        workers = self.fleet.workers
+        if self.phase is not Phase.CONNECTING or not all(w.connected for w in workers):
             return []
         self.phase = Phase.TRAINING
-        for worker in self.workers:
+        for worker in workers:
             worker.moved = now
-        return self._to_all_workers(Go())
-
-    def _to_all_workers(self, message: Message) -> list[Instruction]:
-        return [Send(worker.identity, message) for worker in self.workers]
+        return [*self._rounds.begin(now), *self.fleet.to_workers(Go())]
 
     # -- the way down ---------------------------------------------------------------------------
 
@@ -453,14 +325,15 @@ class RunState:
         if self.stopping is not None:
             return []
         self.stopping = event
+        message = self.repairs.stop_message = StopBefore(batch=event.before)
         return [
             Tell("warning", f"{event.reason}: stopping after batch {event.before - 1}"),
-            *self._to_all_workers(StopBefore(batch=event.before)),
+            *self.fleet.to_workers(message),
         ]
 
     def _export(self) -> list[Instruction]:
-        all_done = all(worker.done is not None for worker in self.workers)
-        if self.phase is not Phase.TRAINING or not all_done or not self.weights_arrived:
+        all_done = all(worker.done is not None for worker in self.fleet.workers)
+        if self.phase is not Phase.TRAINING or not all_done or not self._weights_arrived:
             return []
         self.phase = Phase.FINISHING
         return [Export()]
@@ -470,11 +343,18 @@ class RunState:
             return self._end("stopped", self.stopping.exit_code)
         return self._end("done", ExitCode.DONE)
 
-    def _fault(self, fault: Fault, now: float) -> list[Instruction]:
-        self.faults.append(fault)
+    @property
+    def _is_repairable(self) -> bool:
+        return self.phase is Phase.TRAINING and self.settings.max_restarts > 0
+
+    def _give_up(self, reason: GiveUp, now: float) -> list[Instruction]:
+        self._gave_up = f"Restarting was given up: {reason}. "
+        return self._fail(now)
+
+    def _fail(self, now: float) -> list[Instruction]:
         if self.phase is not Phase.FAILING:
             self.phase = Phase.FAILING
-            self.failing_since = now
+            self._failing_since = now
         return []
 
     def _end(self, state: str, code: int, cause: Cause | None = None) -> list[Instruction]:
@@ -485,59 +365,39 @@ class RunState:
 
     def _ticked(self, now: float) -> list[Instruction]:
         if self.phase is Phase.FAILING:
-            assert self.failing_since is not None
-            if now - self.failing_since < _SETTLE_S:
+            if now - self._failing_since < _SETTLE_S:
                 return []
-            cause = first_cause(self.faults)
+            cause = first_cause(self._faults)
+            cause = replace(cause, advice=self._gave_up + cause.advice)
             return self._end("failed", cause.exit_code, cause)
         missing = self.waiting_for()
-        if missing and now - self.started > self.settings.start_timeout_s:
-            cause = _late(self.settings.start_timeout_s, missing)
+        if missing and now - self._started > self.settings.start_timeout_s:
+            cause = late_start(self.settings.start_timeout_s, missing)
             return self._end("failed", cause.exit_code, cause)
-        for fault in self._silent(now):
-            self._fault(fault, now)
-        keep_alive = [f"agent/{index}" for index, agent in self.agents.items() if not agent.lost]
-        keep_alive += [w.identity for w in self.workers if w.heard is not None and not w.exited]
-        return [Send(identity, Heartbeat()) for identity in keep_alive]
+        instructions: list[Instruction] = []
+        if self.phase is Phase.TRAINING:
+            try:
+                instructions += [*self.repairs.tick(now), *self._rounds.tick(now)]
+            except GiveUp as reason:
+                return self._give_up(reason, now)
+        instructions += self._deal_with_silence(now)
+        return [
+            *instructions,
+            *self.fleet.to_agents(Heartbeat()),
+            *self.fleet.to_workers(Heartbeat()),
+        ]
 
-    def _silent(self, now: float) -> Iterable[Fault]:
-        """Find processes that have not spoken for a lease, and loops that have not moved."""
-        lease_s = self.settings.lease_s
-        for index, agent in self.agents.items():
-            if not agent.lost and now - agent.heard > lease_s:
-                silent = Silent(stage=None, incarnation=index, silent_s=now - agent.heard)
-                yield Fault(at_s=now, host=self.hosts[index], event=silent)
-        for worker in self.workers:
-            if worker.exited or worker.heard is None:
-                continue
-            who = {"stage": worker.stage, "incarnation": worker.incarnation}
-            training = self.phase is Phase.TRAINING and worker.done is None
-            if now - worker.heard > lease_s:
-                yield _fault(worker, Silent(**who, silent_s=now - worker.heard), now)
-            elif training and now - worker.moved > self.settings.wait_timeout_s:
-                yield _fault(worker, Stuck(**who, stuck_s=now - worker.moved), now)
-
-
-def _fault(worker: Worker, event: WorkerExited | WorkerFault | Silent | Stuck, now: float) -> Fault:
-    return Fault(at_s=now, host=worker.host, event=event, op=_doing(worker))
-
-
-def _late(limit_s: float, missing: tuple[str, ...]) -> Cause:
-    """Say that start-up took too long, and who is to blame."""
-    return Cause(
-        stage=None,
-        host="",
-        what="start-up timed out",
-        message=f"after {limit_s:g} s the run still waited for:\n" + "\n".join(missing),
-        advice="--start-timeout allows more time; the logs of the run directory tell what each "
-        "process was doing.",
-        exit_code=ExitCode.DEADLINE,
-    )
-
-
-def _doing(worker: Worker) -> str:
-    progress = worker.progress
-    if progress is None:
-        return worker.state
-    last = f"after {progress.last_op}" if progress.last_op else "before its first op"
-    return f"{last}, waiting for {progress.waiting_for}" if progress.waiting_for else last
+    def _deal_with_silence(self, now: float) -> Iterable[Instruction]:
+        """Turn hangs into deaths where the run can be repaired, into its end where it cannot."""
+        training = self.phase is Phase.TRAINING
+        hosts = silent_hosts(self.fleet, self.settings, now)
+        workers = silent_workers(self.fleet, self.settings, now, training=training)
+        if self._is_repairable:
+            for index, _ in hosts:
+                yield from self.repairs.agent_silent(index)
+            for worker, fault in workers:
+                yield from self.repairs.silent(worker, fault, now)
+            return
+        for _, fault in (*hosts, *workers):
+            self._faults.append(fault)
+            self._fail(now)

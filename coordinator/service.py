@@ -35,18 +35,16 @@ from ..protocol.messages import (
 )
 from ..protocol.sockets import Server, Waker
 from .data_channel import DataChannel
-from .record import RunRecord
-from .run_state import (
+from .events import (
     End,
     Event,
     Export,
     Exported,
     LauncherGone,
-    Phase,
+    Persist,
     Planned,
     PlanRefused,
     Received,
-    RunState,
     Send,
     StopNow,
     StoppedFeeding,
@@ -54,6 +52,8 @@ from .run_state import (
     Ticked,
     WeightsArrived,
 )
+from .record import RunRecord
+from .run_state import Phase, RunState
 
 __all__ = ["Coordinator"]
 
@@ -110,7 +110,7 @@ class Coordinator:
         if isinstance(message, StopRequested):
             self._handle(self._stop(message))
             return
-        worker = self._state.worker_named(sender)
+        worker = self._state.fleet.named(sender)
         if worker is not None:
             try:
                 self._keep(message, worker.host)
@@ -155,8 +155,10 @@ class Coordinator:
                 self._control.send(instruction.to, instruction.message)
             elif isinstance(instruction, Tell):
                 self._tell(instruction.level, instruction.text)
+            elif isinstance(instruction, Persist):
+                self._record.persist(instruction.text)
             elif isinstance(instruction, Export):
-                self._record.export(self._state.stopping is not None)
+                self._record.export(self._state)
                 self._post(Exported())
             else:
                 self._ended = instruction
@@ -207,10 +209,10 @@ class Coordinator:
     def _say_goodbye(self, end: End) -> None:
         """Tell everybody, then wait until the launcher lets go: queues die with this process."""
         self._status()
-        for worker in self._state.workers:
-            self._control.send(worker.identity, Quit())
-        for index in self._state.agents:
-            self._control.send(f"agent/{index}", EndAgent(grace_s=self._settings.grace_s))
+        fleet = self._state.fleet
+        ending = EndAgent(grace_s=self._settings.grace_s)
+        for each in (*fleet.to_workers(Quit()), *fleet.to_agents(ending)):
+            self._control.send(each.to, each.message)
         ended = RunEnded(
             exit_code=end.exit_code,
             state=end.state,

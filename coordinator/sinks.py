@@ -6,6 +6,7 @@
     plan.json       layers and hosts of each stage, predicted staleness
     status.json     who runs where and how far; rewritten while the run goes on
     metrics.jsonl   one record per line, see ``metrics.py``
+    commit.json     the newest snapshot round that every stage can be restored to
     summary.json    the result; its presence says that the run is over
     faults/         one report per worker that failed
     model.safetensors, logs/   written by others
@@ -72,6 +73,19 @@ class RunDirectory:
     def write_status(self, status: Mapping[str, Any]) -> None:
         """Write ``status.json``, made by ``status_record``."""
         self._write("status.json", status)
+
+    def write_commit(self, text: str) -> None:
+        """Write ``commit.json`` so that not even a crash of this host loses it."""
+        target = self.path / "commit.json"
+        beside = target.with_name(".commit.json.new")
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(target)
+        directory = os.open(self.path, os.O_RDONLY)
+        os.fsync(directory)
+        os.close(directory)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``."""

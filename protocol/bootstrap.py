@@ -76,6 +76,9 @@ class AgentBirth:
         environment: what workers get on top of the agent's own environment.
         heartbeat_s: how often to say that it lives.
         lease_s: how long to go on without a word from the coordinator.
+        agent_keys: public keys of all agents of the run, in order of the hosts; the only ones
+            that may send replicas of snapshots here.
+        resume: whether the run goes on from checkpoints that an earlier one left in ``run_dir``.
     """
 
     run_id: str
@@ -95,6 +98,8 @@ class AgentBirth:
     environment: Mapping[str, str]
     heartbeat_s: float
     lease_s: float
+    agent_keys: tuple[str, ...] = ()
+    resume: bool = False
 
     def to_json(self) -> str:
         """Return one line of JSON."""
@@ -106,7 +111,7 @@ class AgentBirth:
         values = json.loads(line)
         values["keys"] = KeyPair(**values["keys"])
         values["slot_keys"] = tuple(KeyPair(**pair) for pair in values["slot_keys"])
-        for name in ("devices", "peer_keys"):
+        for name in ("devices", "peer_keys", "agent_keys"):
             values[name] = tuple(values[name])
         return cls(**values)
 
@@ -128,6 +133,7 @@ class WorkerBirth:
         keys: its slot's own.
         peer_keys: public keys of all slots of the run, the only ones that may connect to it.
         ipc_dir: directory for its sockets on this host, open to this user only.
+        snapshot_dir: directory in shared memory for its snapshots, which outlive it there.
         address: address that other hosts reach this one by; None where all stages share a host.
         heartbeat_s: how often to say that it lives.
         lease_s: how long to go on without a word from the coordinator.
@@ -145,6 +151,7 @@ class WorkerBirth:
     keys: KeyPair
     peer_keys: tuple[str, ...]
     ipc_dir: str
+    snapshot_dir: str
     address: str | None
     heartbeat_s: float
     lease_s: float

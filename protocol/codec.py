@@ -25,7 +25,7 @@ from typing import Any, Literal, NoReturn, TypeAlias, cast, get_args, get_origin
 import msgpack
 
 from .errors import ProtocolError
-from .messages import MESSAGES, FeedBatch, Message, WeightsPart
+from .messages import MESSAGES, FeedBatch, Message, ReplicaChunk, WeightsPart
 
 __all__ = [
     "HEADER",
@@ -59,7 +59,7 @@ MAX_PAYLOAD_BYTES = 8 << 30
 MAX_ELEMENTS = 1 << 16
 """The most elements of one array or map in a body."""
 
-PAYLOAD_KINDS: tuple[type[Message], ...] = (FeedBatch, WeightsPart)
+PAYLOAD_KINDS: tuple[type[Message], ...] = (FeedBatch, WeightsPart, ReplicaChunk)
 """The only messages that raw frames may follow."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview

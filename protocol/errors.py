@@ -10,6 +10,8 @@
     │   └── PreflightError         a host is not fit: ssh, versions, files, ports
     ├── ProtocolError              a message that must be dropped
     ├── LinkError                  a neighbour's link failed; a consequence, seldom a first cause
+    ├── SnapshotError              a snapshot cannot be taken, read, or trusted
+    ├── ReplayMismatchError        a restarted stage is not what it was before
     ├── DeadlineError              a named wait took too long
     └── NonFiniteError             loss or gradient is NaN or infinite
 """
@@ -28,7 +30,9 @@ __all__ = [
     "NonFiniteError",
     "PreflightError",
     "ProtocolError",
+    "ReplayMismatchError",
     "SettingsError",
+    "SnapshotError",
     "SpectrainError",
     "UserError",
     "exit_code_of_signal",
@@ -92,6 +96,14 @@ class ProtocolError(SpectrainError):
 
 class LinkError(SpectrainError):
     """A neighbour's link failed; nearly always because that neighbour died first."""
+
+
+class SnapshotError(SpectrainError):
+    """A snapshot cannot be taken, cannot be read, is damaged, or is not the one asked for."""
+
+
+class ReplayMismatchError(SpectrainError):
+    """A restarted stage cannot take its former place: parcels differ, or are no longer kept."""
 
 
 class DeadlineError(SpectrainError):

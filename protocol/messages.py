@@ -1,8 +1,8 @@
 """Every control message: who says it to whom, when, and what is in it. No behaviour.
 
 This file is the whole contract of the control plane. Records are frozen, all fields are named,
-units stand in the names. A new field needs a default; a field never changes its type; tensors
-never travel here except as the raw frames that follow a ``FeedBatch`` or a ``WeightsPart``.
+units stand in the names. A new field needs a default; a field never changes its type; bulk data
+travels here only as raw frames, after a ``FeedBatch``, ``WeightsPart`` or ``ReplicaChunk``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ __all__ = [
     "MESSAGES",
     "AgentHello",
     "AgentLost",
+    "AgentSnapshots",
     "Announce",
     "Assign",
     "BatchResult",
     "Boundary",
     "Cause",
+    "CheckpointWritten",
     "Committed",
     "Connect",
     "EndAgent",
@@ -34,15 +36,25 @@ __all__ = [
     "LinkLost",
     "Message",
     "Note",
+    "ParcelDigest",
     "Peer",
     "Progress",
     "Quit",
+    "ReplicaAck",
+    "ReplicaChunk",
+    "Replicate",
+    "Replicated",
+    "ReplicationFailed",
+    "ReserveSnapshots",
     "Restore",
     "RunEnded",
+    "SnapshotFile",
     "SnapshotPlan",
     "SnapshotWritten",
+    "SnapshotsReserved",
     "StageDone",
     "StageView",
+    "StartAgent",
     "StartWorker",
     "StopBefore",
     "StopRequested",
@@ -117,6 +129,24 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotFile:
+    """One copy of one stage's snapshot, on the host whose agent speaks of it."""
+
+    stage: int
+    update: int  # state after so many updates, at least 1
+    digest: str  # xxh3_128 of the file, hexadecimal
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParcelDigest:
+    """What a receiver remembers of a parcel, to be compared when it is made again."""
+
+    number: int
+    digest: int  # xxh3_64 of the payload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResult:
     """What the last stage knows of one trained mini-batch."""
 
@@ -182,6 +212,7 @@ class Committed:
     """
 
     update: int
+    digests: tuple[str, ...] = ()  # xxh3_128 of each stage's snapshot, in order of the stages
 
 
 # -- launcher ↔ coordinator ---------------------------------------------------------------------
@@ -208,6 +239,13 @@ class AgentLost:
 
     host_index: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartAgent:
+    """coordinator → launcher: start the agent of this host again."""
+
+    host_index: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +297,8 @@ class AgentHello:
     slots: int
     devices: tuple[str, ...]  # one per slot: "cpu", "cuda:0"
     versions: Versions
+    replica_endpoint: str = ""  # where it takes other hosts' snapshots; empty where it is alone
+    public_key: str = ""  # CURVE, Z85, of that endpoint; empty on ipc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +341,75 @@ class WorkerExited:
     log_path: str
     log_tail: tuple[str, ...]
     free_memory_bytes: int  # of the host, just after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReserveSnapshots:
+    """coordinator → agent, before training: how much room is there for snapshots?"""
+
+    bytes_needed: int  # of this host's own and those it keeps for others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotsReserved:
+    """agent → coordinator, the answer; whether it is enough the coordinator decides."""
+
+    host_index: int
+    bytes_needed: int  # as asked
+    free_bytes: int
+    directory: str  # where snapshots lie
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSnapshots:
+    """agent → coordinator, after every ``AgentHello``: what this host keeps, found by looking."""
+
+    host_index: int
+    snapshots: tuple[SnapshotFile, ...]  # in shared memory: its own first, then replicas
+    checkpoints: tuple[SnapshotFile, ...]  # on disk, by the word of their manifests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointWritten:
+    """agent → coordinator, when a committed round is on disk, or why it is not.
+
+    After an error the older checkpoints stand and the next committed round is tried.
+    """
+
+    host_index: int
+    update: int
+    files: tuple[SnapshotFile, ...]  # of this host's stages; empty after an error
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicate:
+    """coordinator → agent that holds a snapshot: send a copy to another host's agent."""
+
+    stage: int
+    update: int
+    digest: str
+    host_index: int  # of the receiver
+    endpoint: str  # of the receiver, as its ``AgentHello`` said
+    public_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicated:
+    """agent → coordinator, when another host's snapshot lies complete in its shared memory."""
+
+    host_index: int
+    file: SnapshotFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicationFailed:
+    """agent → coordinator, when it could not send what ``Replicate`` asked for."""
+
+    host_index: int  # of the host that should have got the copy
+    stage: int
+    update: int
+    error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -543,23 +652,26 @@ class StreamHello:
     attempt: int  # counts the sender's hellos, so that an answer to an old one is known as such
     backend: str  # "gloo", "nccl" or "strict"; both ends must use the same
     address: bytes  # the sender's rendezvous value
+    number: int = 0  # of the first parcel that it has not sent yet in this incarnation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamWelcome:
-    """receiving worker → sending worker: here is mine."""
+    """receiving worker → sending worker: here is mine, and this is what I need."""
 
     generation: int
     attempt: int  # of the hello it answers
-    position: int  # how many parcels of this stream the receiver has already
+    position: int  # the receiver needs no parcel with a number below; the only truth
     address: bytes
+    digests: tuple[ParcelDigest, ...] = ()  # of parcels it has, from the number in the hello on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRefused:
-    """receiving worker → sending worker: not this generation or incarnation."""
+    """receiving worker → sending worker: not this stage, incarnation or backend."""
 
     reason: str
+    attempt: int = 0  # of the hello it answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -579,28 +691,58 @@ class Announce:
     batch_samples: int  # of the whole mini-batch
     boundary: Boundary
     generation: int  # of the link that carries the payload
-    position: int  # how many parcels this stream carried before, over all generations
+    position: int  # the parcel's number in this stream, the same in every incarnation
+
+
+# -- replicas between agents --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaChunk:
+    """sending agent → receiving agent: a piece of a snapshot; its raw frame follows."""
+
+    stage: int
+    update: int
+    digest: str  # of the whole file
+    size_bytes: int  # of the whole file
+    offset: int  # of this piece; 0 begins anew
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaAck:
+    """receiving agent → sending agent, after each piece; the whole file is safe at its end."""
+
+    stage: int
+    update: int
+    received_bytes: int
+    error: str = ""  # it gave up, and why
 
 
 Message: TypeAlias = (
     Heartbeat | WhoAreYou | Committed
-    | LauncherHello | StopRequested | AgentLost | View | Note | RunEnded
-    | AgentHello | StartWorker | KillWorker | WorkerStarted | WorkerExited | EndAgent
+    | LauncherHello | StopRequested | AgentLost | StartAgent | View | Note | RunEnded
+    | AgentHello | StartWorker | KillWorker | WorkerStarted | WorkerExited
+    | ReserveSnapshots | SnapshotsReserved | AgentSnapshots | CheckpointWritten | Replicate
+    | Replicated | ReplicationFailed | EndAgent
     | WorkerHello | Assign | WorkerReady | Connect | WorkerConnected | LinkLost | SnapshotPlan
     | SnapshotWritten | Go | Progress | Trained
     | Evaluated | StopBefore | StageDone | WorkerFault | Quit
     | FeedRequest | FeedBatch | WeightsPart
     | StreamHello | StreamWelcome | StreamRefused | StreamProbe | Announce
+    | ReplicaChunk | ReplicaAck
 )  # fmt: skip
 
 MESSAGES: tuple[type[Message], ...] = (
     Heartbeat, WhoAreYou, Committed,
-    LauncherHello, StopRequested, AgentLost, View, Note, RunEnded,
-    AgentHello, StartWorker, KillWorker, WorkerStarted, WorkerExited, EndAgent,
+    LauncherHello, StopRequested, AgentLost, StartAgent, View, Note, RunEnded,
+    AgentHello, StartWorker, KillWorker, WorkerStarted, WorkerExited,
+    ReserveSnapshots, SnapshotsReserved, AgentSnapshots, CheckpointWritten, Replicate,
+    Replicated, ReplicationFailed, EndAgent,
     WorkerHello, Assign, WorkerReady, Connect, WorkerConnected, LinkLost, SnapshotPlan,
     SnapshotWritten, Go, Progress, Trained,
     Evaluated, StopBefore, StageDone, WorkerFault, Quit,
     FeedRequest, FeedBatch, WeightsPart,
     StreamHello, StreamWelcome, StreamRefused, StreamProbe, Announce,
+    ReplicaChunk, ReplicaAck,
 )  # fmt: skip
 """Every message that may be sent, in the order of the documentation."""

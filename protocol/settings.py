@@ -49,6 +49,12 @@ class Settings:
         threads: intra-op threads of a worker on CPU. Sums of floats depend on it, so it is part
             of the run and not of the machine.
         run_dir: absolute path of the run directory on every host.
+        snapshot_every: updates from one snapshot round to the next; 0: none; None: chosen from
+            what snapshots and updates are measured to cost.
+        log_memory_bytes: host memory a worker may use to remember what it sent, for each of its
+            two outgoing streams; when it is full the worker waits for the next commit.
+        max_restarts: how often one stage may be started again; 0 ends the run with the first
+            worker that dies.
         start_timeout_s: from launch until every worker is ready.
         wait_timeout_s: how long a stage may wait for a neighbour before the run is given up.
         heartbeat_s: how often every process says that it lives.
@@ -71,6 +77,9 @@ class Settings:
     seed: int = 0
     partition: str | tuple[int, ...] = "auto"
     threads: int = 1
+    snapshot_every: int | None = None
+    log_memory_bytes: int = 1 << 30
+    max_restarts: int = 100
     start_timeout_s: float = 120.0
     wait_timeout_s: float = 120.0
     heartbeat_s: float = 1.0
@@ -109,7 +118,8 @@ class Settings:
         partition = values.get("partition", "auto")
         if isinstance(partition, list):
             partition = tuple(int(count) for count in partition)
-        return cls(**{**values, "partition": partition})
+        fields: dict[str, Any] = {**values, "partition": partition}
+        return cls(**fields)
 
     @classmethod
     def from_json(cls, line: str) -> Settings:
@@ -132,6 +142,9 @@ def _problems(settings: Settings) -> list[str]:
     for name in ("start_timeout_s", "wait_timeout_s", "heartbeat_s", "lease_s", "grace_s"):
         value = getattr(settings, name)
         need(value > 0, f"{name} = {value}: must be above 0 seconds")
+    for name in ("snapshot_every", "log_memory_bytes", "max_restarts"):
+        value = getattr(settings, name)
+        need(value is None or value >= 0, f"{name} = {value}: must not be negative")
     if settings.max_batches is not None:
         need(settings.max_batches >= 1, f"max_batches = {settings.max_batches}: at least 1")
     need(

@@ -12,10 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from .schedule import Kind, Op, Schedule, Work
 
-__all__ = ["Staleness", "StalenessCounter", "horizon", "measure", "predicted", "with_versions"]
+__all__ = [
+    "Staleness",
+    "StalenessCounter",
+    "Tallies",
+    "horizon",
+    "measure",
+    "predicted",
+    "with_versions",
+]
+
+
+Tallies: TypeAlias = tuple[tuple[int, int, int], tuple[int, int, int]]
+"""Count, sum and maximum of the staleness of forwards, then of backwards."""
 
 
 def horizon(op: Op, version: int, stage: int) -> int:
@@ -54,9 +67,16 @@ class Staleness:
 class StalenessCounter:
     """Counts staleness op by op, the same way for a list on paper and for a worker's real work."""
 
-    def __init__(self) -> None:
-        self._forward = _Tally()
-        self._backward = _Tally()
+    def __init__(self, tallies: Tallies = ((0, 0, 0), (0, 0, 0))) -> None:
+        """Count on from what another counter had; from nothing by default."""
+        forward, backward = tallies
+        self._forward = _Tally(*forward)
+        self._backward = _Tally(*backward)
+
+    @property
+    def tallies(self) -> Tallies:
+        """What was counted so far, for another counter to go on from."""
+        return self._forward.values, self._backward.values
 
     def record(self, op: Op, version: int) -> None:
         """Count ``op`` as read with weights that have seen ``version`` updates.
@@ -118,10 +138,14 @@ def _behind(op: Op, version: int) -> int:
 
 
 class _Tally:
-    def __init__(self) -> None:
-        self._count = 0
-        self._total = 0
-        self.largest = 0
+    def __init__(self, count: int, total: int, largest: int) -> None:
+        self._count = count
+        self._total = total
+        self.largest = largest
+
+    @property
+    def values(self) -> tuple[int, int, int]:
+        return self._count, self._total, self.largest
 
     def add(self, value: int) -> None:
         self._count += 1

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from spectrain.coordinator.run_state import (
+from spectrain.coordinator.events import (
     End,
     Event,
     Export,
     Exported,
     LauncherGone,
-    Phase,
     Planned,
     Received,
-    RunState,
     Send,
     StopNow,
     StoppedFeeding,
     Ticked,
     WeightsArrived,
 )
+from spectrain.coordinator.run_state import Phase, RunState
 from spectrain.protocol.messages import (
     AgentHello,
     AgentLost,
@@ -113,7 +112,7 @@ events = st.lists(
 
 @given(events)
 def test_laws_of_a_run(history: list[tuple[Event, float]]) -> None:
-    settings = Settings(job="job.py", run_dir="/run", stages=STAGES)
+    settings = Settings(job="job.py", run_dir="/run", stages=STAGES, max_restarts=0)
     state = RunState(settings, HOSTS, 0.0)
     now = 0.0
     ends = goes = exports = 0
@@ -131,8 +130,8 @@ def test_laws_of_a_run(history: list[tuple[Event, float]]) -> None:
         assert (state.phase is Phase.ENDED) == (ends == 1), "the run ends once, and says so"
         if goes:
             assert goes == STAGES, "all stages go together"
-            assert all(worker.connected for worker in state.workers)
+            assert all(worker.connected for worker in state.fleet.workers)
         if exports:
             assert exports == 1
-            assert all(worker.done for worker in state.workers)
+            assert all(worker.done for worker in state.fleet.workers)
     assert started in ([], list(range(STAGES))), "each stage has one worker"

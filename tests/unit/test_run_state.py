@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from spectrain.coordinator.run_state import (
+
+from spectrain.coordinator.events import (
     End,
     Event,
     Export,
     Exported,
     Instruction,
     LauncherGone,
-    Phase,
     Planned,
     PlanRefused,
     Received,
-    RunState,
     Send,
     StopNow,
     StoppedFeeding,
@@ -24,6 +23,7 @@ from spectrain.coordinator.run_state import (
     Ticked,
     WeightsArrived,
 )
+from spectrain.coordinator.run_state import Phase, RunState
 from spectrain.protocol.errors import ExitCode
 from spectrain.protocol.messages import (
     AgentHello,
@@ -56,10 +56,12 @@ VERSIONS = Versions(package="1", package_digest="p", job_digest="j", python="3.1
 class Run:
     """A state machine with a hand on its clock."""
 
-    def __init__(self, stages: int = 3, hosts: tuple[str, ...] = ("left", "right")) -> None:
+    def __init__(
+        self, stages: int = 3, hosts: tuple[str, ...] = ("left", "right"), *, max_restarts: int = 0
+    ) -> None:
         settings = Settings(
             job="job.py", run_dir="/run", stages=stages, lease_s=10, start_timeout_s=60,
-            wait_timeout_s=30,
+            wait_timeout_s=30, max_restarts=max_restarts,
         )  # fmt: skip
         self.now = 100.0
         self.state = RunState(settings, hosts, self.now)
@@ -82,7 +84,7 @@ class Run:
 
     def up_to_starting(self) -> list[Instruction]:
         instructions = self.handle(Planned((1,) * self.state.settings.stages, WORK))
-        for index in range(len(self.state.hosts)):
+        for index in range(len(self.state.fleet.hosts)):
             instructions += self.agent(index)
         return instructions
 
@@ -158,6 +160,16 @@ def sent(instructions: list[Instruction], kind: type[Message]) -> list[tuple[str
     ]
 
 
+def links(instructions: list[Instruction]) -> list[tuple[str, int, str, str]]:
+    """Return who is told of which generation, and the endpoints upstream and downstream."""
+    return [
+        (to, m.generation, m.upstream.endpoint if m.upstream else "-",
+         m.downstream.endpoint if m.downstream else "-")
+        for to, m in sent(instructions, Connect)
+        if isinstance(m, Connect)
+    ]  # fmt: skip
+
+
 def end_of(instructions: list[Instruction]) -> End:
     (end,) = [each for each in instructions if isinstance(each, End)]
     return end
@@ -197,17 +209,10 @@ def test_neighbours_learn_of_one_another_when_the_last_worker_is_ready() -> None
     for stage in range(3):
         run.worker(stage, hello(stage))
     assert run.worker(0, ready(0)) == run.worker(2, ready(2)) == []
-    connects = dict(sent(run.worker(1, ready(1)), Connect))
-    middle = connects["worker/1/0"]
-    assert isinstance(middle, Connect)
-    assert middle.upstream is not None
-    assert middle.downstream is not None
-    assert (middle.upstream.endpoint, middle.downstream.endpoint) == ("g0", "a2")
-    first, last = connects["worker/0/0"], connects["worker/2/0"]
-    assert isinstance(first, Connect)
-    assert isinstance(last, Connect)
-    assert first.upstream is None
-    assert last.downstream is None
+    assert links(run.worker(1, ready(1))) == [
+        ("worker/0/0", 1, "-", "a1"), ("worker/1/0", 1, "g0", "-"),
+        ("worker/1/0", 2, "-", "a2"), ("worker/2/0", 2, "g1", "-"),
+    ]  # fmt: skip
 
 
 def test_training_begins_when_every_link_stands() -> None:
@@ -388,7 +393,7 @@ def test_the_pid_of_a_worker_is_known_when_its_agent_has_forked_it() -> None:
     run = Run()
     run.up_to_starting()
     run.hear("agent/0", WorkerStarted(host_index=0, stage=1, incarnation=0, pid=4242))
-    assert run.state.workers[1].pid == 4242
+    assert run.state.fleet.workers[1].pid == 4242
 
 
 def test_nothing_follows_the_end() -> None:

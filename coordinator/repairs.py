@@ -1,0 +1,342 @@
+"""Replacing what has died while the run goes on. Pure.
+
+A failed worker is started again from the committed round; its neighbours keep their processes and
+only get a new link. A lost agent is started again with all workers of its host; a host that stays
+lost gives its stages to spare or shared slots elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..protocol.messages import (
+    AgentHello,
+    Assign,
+    Connect,
+    Go,
+    KillWorker,
+    Message,
+    Progress,
+    StartAgent,
+    StartWorker,
+    WorkerExited,
+    WorkerFault,
+    WorkerHello,
+    WorkerReady,
+)
+from ..protocol.settings import Settings
+from .catalogue import Catalogue
+from .events import Instruction, Planned, Send, Tell
+from .first_cause import Fault
+from .fleet import Agent, Fleet, Worker, new_home
+from .recovery import FailureCounter, Repair, Rung
+from .rounds import Rounds
+
+__all__ = ["GiveUp", "Repairs"]
+
+LAUNCHER = "launcher"
+
+AGENT_ATTEMPTS = 2
+"""How often an agent is started again before its host counts as lost."""
+
+
+class GiveUp(Exception):  # noqa: N818  it is a decision, not an error
+    """The ladder has no more rungs; the text says why."""
+
+
+@dataclass
+class Repairs:
+    """The repairs of one run.
+
+    Attributes:
+        settings: the run's.
+        fleet: everybody.
+        catalogue: where snapshots are.
+        rounds: when they are taken.
+        plan: how the model is cut.
+        stop_message: what workers were told when the run was asked to stop; None if it was not.
+        generation: of the newest link.
+        finished: repairs that are over, for the summary.
+    """
+
+    settings: Settings
+    fleet: Fleet
+    catalogue: Catalogue
+    rounds: Rounds
+    plan: Planned | None = None
+    stop_message: Message | None = None
+    generation: int = 0
+    finished: list[Repair] = field(default_factory=list[Repair])
+    _counters: dict[int, FailureCounter] = field(default_factory=dict[int, FailureCounter])
+    _repairs: dict[int, Repair] = field(default_factory=dict[int, Repair])  # by stage
+    _due: dict[int, float] = field(default_factory=dict[int, float])  # restarts, by stage
+    _raised: dict[int, WorkerFault] = field(default_factory=dict[int, WorkerFault])
+    _asked_for: set[int] = field(default_factory=set[int])  # stages whose end we brought about
+    _killed: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    _agent_attempts: dict[int, int] = field(default_factory=dict[int, int])
+    _lost_at: dict[int, float] = field(default_factory=dict[int, float])  # hosts
+
+    @property
+    def restarts(self) -> int:
+        """Workers that were started again, in all."""
+        return sum(counter.restarts for counter in self._counters.values())
+
+    # -- workers die ----------------------------------------------------------------------------
+
+    def raised(self, worker: Worker, fault: WorkerFault) -> None:
+        """Note what a worker says before it exits."""
+        self._raised[worker.stage] = fault
+
+    def exited(self, worker: Worker, message: WorkerExited, now: float) -> list[Instruction]:
+        """A worker is gone: decide what to do about its stage.
+
+        Raises:
+            GiveUp: it has been tried often enough.
+        """
+        fault = self._raised.pop(worker.stage, None)
+        what = fault.what if fault is not None else _ending(message.status)
+        return self._failed(worker, what, fault.op if fault is not None else "", now)
+
+    def _failed(self, worker: Worker, what: str, op: str, now: float) -> list[Instruction]:
+        stage = worker.stage
+        worker.exited = True
+        told: list[Instruction] = []
+        pause_s = 0.0
+        if stage in self._asked_for:
+            self._asked_for.discard(stage)
+        else:
+            counter = self._counters.setdefault(stage, FailureCounter())
+            decision = counter.failed(worker.version, op, self.settings.max_restarts)
+            if decision.rung is Rung.GIVE_UP:
+                raise GiveUp(f"stage {stage}: {decision.why}")
+            pause_s = decision.pause_s
+            told = [Tell("warning", f"stage {stage} on {worker.host} died: {what}")]
+            if decision.rung is Rung.ROLL_BACK:
+                told += self._roll_back(stage)
+        repair = self._repairs.get(stage)
+        if repair is None:
+            self._repairs[stage] = repair = Repair(stage, what, now, worker.version)
+        repair.target_version = max(repair.target_version, worker.version)
+        self._due[stage] = now + pause_s
+        self.catalogue.withdraw(stage)
+        return [*told, *self.tick(now)]
+
+    def _roll_back(self, because_of: int) -> list[Instruction]:
+        """End every other worker: all begin again from the committed round."""
+        instructions: list[Instruction] = [
+            Tell(
+                "warning",
+                f"stage {because_of} keeps failing: all stages roll back to update "
+                f"{self.catalogue.committed}",
+            )
+        ]
+        for worker in self.fleet.workers:
+            if worker.stage != because_of and not worker.exited:
+                instructions.append(self.kill(worker, "all stages roll back"))
+                self._asked_for.add(worker.stage)
+        return instructions
+
+    def kill(self, worker: Worker, reason: str) -> Instruction:
+        """End a worker that is there but no use."""
+        return Send(
+            worker.agent,
+            KillWorker(stage=worker.stage, incarnation=worker.incarnation, reason=reason),
+        )
+
+    # -- workers come back ----------------------------------------------------------------------
+
+    def tick(self, now: float) -> list[Instruction]:
+        """Start what is due on hosts that live; find new homes for stages of lost hosts."""
+        instructions = self._abandon_hosts(now)
+        for stage, due in sorted(self._due.items()):
+            worker = self.fleet.workers[stage]
+            agent = self.fleet.agents[worker.slot[0]]
+            if now >= due and not agent.lost:
+                del self._due[stage]
+                instructions += self._start(worker, now)
+        return instructions
+
+    def _start(self, worker: Worker, now: float) -> list[Instruction]:
+        if self.catalogue.homeless():
+            update = self.catalogue.fall_back()
+            return [
+                Tell("warning", f"snapshots are lost: all stages go back to update {update}"),
+                *self._roll_back(worker.stage),
+                *self._start(worker, now),
+            ]
+        worker.begin_again(worker.slot, worker.host)
+        repair = self._repairs[worker.stage]
+        repair.started_at = now
+        repair.from_update = self.catalogue.committed
+        request = StartWorker(
+            stage=worker.stage, incarnation=worker.incarnation, slot=worker.slot[1]
+        )
+        return [Send(worker.agent, request)]
+
+    def hello(self, worker: Worker, message: WorkerHello, now: float) -> list[Instruction]:
+        """A worker introduces itself: give it its stage, and the state to begin from."""
+        worker.pid = message.pid
+        if worker.stage in self._repairs:
+            self._repairs[worker.stage].hello_at = now
+        assert self.plan is not None
+        assignment = Assign(
+            settings_json=self.settings.to_json(),
+            work=self.plan.work,
+            layer_counts=self.plan.layer_counts,
+            restore=self.catalogue.restore(worker.stage, worker.slot[0]),
+        )
+        return [Send(worker.identity, assignment)]
+
+    def ready(self, worker: Worker, message: WorkerReady, now: float) -> list[Instruction]:
+        """A restarted worker has its state: join it to the neighbours that are ready too."""
+        worker.ready = message
+        repair = self._repairs.get(worker.stage)
+        if repair is not None:
+            repair.ready_at = now
+        instructions = self.rounds.plan_for(worker)
+        if self.stop_message is not None:
+            instructions.append(Send(worker.identity, self.stop_message))
+        for upstream in (worker.stage - 1, worker.stage):
+            instructions += self.join(upstream)
+        return instructions
+
+    def join(self, upstream: int) -> list[Instruction]:
+        """Let two neighbouring stages, if both are ready, build a new link between them.
+
+        Args:
+            upstream: the nearer to the inputs of the two.
+        """
+        workers = self.fleet.workers
+        if not 0 <= upstream < len(workers) - 1:
+            return []
+        above, below = workers[upstream], workers[upstream + 1]
+        if above.ready is None or below.ready is None or above.exited or below.exited:
+            return []
+        self.generation += 1
+        down = Connect(
+            generation=self.generation, upstream=None, downstream=below.peer(gradients=False)
+        )
+        up = Connect(
+            generation=self.generation, upstream=above.peer(gradients=True), downstream=None
+        )
+        return [Send(above.identity, down), Send(below.identity, up)]
+
+    def connected(self, worker: Worker, now: float) -> list[Instruction]:
+        """A restarted worker has all its links: off it goes."""
+        worker.moved = now
+        repair = self._repairs.get(worker.stage)
+        if repair is not None and repair.connected_at is None:
+            repair.connected_at = now
+        return [Send(worker.identity, Go())]
+
+    def progress(self, worker: Worker, message: Progress, now: float) -> list[Instruction]:
+        """Notice that a restarted worker is as far as its former self was."""
+        repair = self._repairs.get(worker.stage)
+        if repair is None or repair.connected_at is None or worker.exited:
+            return []
+        if message.version < repair.target_version and message.state not in ("finishing", "done"):
+            return []
+        repair.caught_up_at = now
+        self.finished.append(self._repairs.pop(worker.stage))
+        text = (
+            f"stage {worker.stage} on {worker.host} restarted as incarnation {worker.incarnation}, "
+            f"replayed {repair.replayed} updates, back in {now - repair.failed_at:.1f} s"
+        )
+        return [Tell("info", text)]
+
+    # -- agents and hosts -----------------------------------------------------------------------
+
+    def agent_lost(self, index: int, reason: str, now: float) -> list[Instruction]:
+        """An agent is gone, and with it the workers of its host: start it again."""
+        agent = self.fleet.agents[index]
+        attempts = self._agent_attempts.get(index, 0)
+        if not agent.lost:
+            agent.lost = True
+            self._lost_at[index] = now
+        if self.fleet.agents[index].lost and index not in self._lost_at:
+            return []  # its host was given up before
+        told: list[Instruction] = [
+            Tell("warning", f"the agent on {self.fleet.hosts[index]} is lost: {reason}")
+        ]
+        for worker in self.fleet.on_host(index):
+            if not worker.exited:
+                self._asked_for.add(worker.stage)
+                told += self._failed(worker, "its agent is lost", "", now)
+        if attempts < AGENT_ATTEMPTS:
+            self._agent_attempts[index] = attempts + 1
+            told.append(Send(LAUNCHER, StartAgent(host_index=index)))
+        return told
+
+    def agent_silent(self, index: int) -> list[Instruction]:
+        """A host says nothing although its connection stands: it may be cut off, or come back."""
+        if index in self._lost_at:
+            return []
+        self._lost_at[index] = self.fleet.agents[index].heard
+        host = self.fleet.hosts[index]
+        text = f"host {host} has been silent for {self.settings.lease_s:g} s"
+        return [Tell("warning", text)]
+
+    def agent_spoke(self, index: int) -> None:
+        """A host that was silent is there after all."""
+        if not self.fleet.agents[index].lost:
+            self._lost_at.pop(index, None)
+
+    def silent(self, worker: Worker, fault: Fault, now: float) -> list[Instruction]:
+        """A worker is silent or stuck on a host that answers: turn the hang into a death."""
+        agent = self.fleet.agents[worker.slot[0]]
+        hangs = (worker.stage, worker.incarnation)
+        if agent.lost or now - agent.heard > self.settings.lease_s / 2 or hangs in self._killed:
+            return []
+        self._killed.add(hangs)
+        return [
+            Tell("warning", f"stage {worker.stage} on {worker.host} hangs, {worker.doing}"),
+            self.kill(worker, fault.op),
+        ]
+
+    def agent_back(self, index: int, hello: AgentHello, now: float) -> list[Instruction]:
+        """An agent is here again, with an empty host."""
+        self.fleet.agents[index] = Agent(hello, now)
+        self._lost_at.pop(index, None)
+        return self.tick(now)
+
+    def _abandon_hosts(self, now: float) -> list[Instruction]:
+        """Move the stages of hosts that stayed lost for two leases.
+
+        By then their workers, which end when they hear nothing for one lease, are gone for
+        certain, even if the host lives behind a broken network.
+        """
+        instructions: list[Instruction] = []
+        for index, lost_at in list(self._lost_at.items()):
+            if now - lost_at < 2 * self.settings.lease_s:
+                continue
+            del self._lost_at[index]
+            self.fleet.agents[index].lost = True
+            self.catalogue.lose_host(index)
+            for worker in self.fleet.on_host(index):
+                if not worker.exited:
+                    self._asked_for.add(worker.stage)
+                    instructions += self._failed(worker, "its host is lost", "", now)
+                taken = [other.slot for other in self.fleet.workers if other is not worker]
+                slot = new_home(self.fleet.slots(), taken)
+                if slot is None:
+                    raise GiveUp(f"host {self.fleet.hosts[index]} is lost and there is no other")
+                instructions.append(
+                    Tell(
+                        "warning",
+                        f"stage {worker.stage} moves from {worker.host} to "
+                        f"{self.fleet.hosts[slot[0]]}",
+                    )
+                )
+                worker.slot, worker.host = slot, self.fleet.hosts[slot[0]]
+        return instructions
+
+
+def _ending(status: int) -> str:
+    if status < 0:
+        import signal
+
+        try:
+            return signal.Signals(-status).name
+        except ValueError:
+            return f"signal {-status}"
+    return f"exit code {status}"

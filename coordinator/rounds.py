@@ -1,0 +1,144 @@
+"""Snapshot rounds: when to take them, when they are committed, what follows from that. Pure.
+
+The catalogue knows what lies where; this asks agents for copies, writes the commit down before
+anybody hears of it, and chooses how far apart rounds are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..protocol.messages import (
+    AgentSnapshots,
+    CheckpointWritten,
+    Committed,
+    Message,
+    Replicate,
+    Replicated,
+    ReplicationFailed,
+    SnapshotFile,
+    SnapshotPlan,
+    SnapshotWritten,
+)
+from ..protocol.settings import Settings
+from .catalogue import Catalogue
+from .events import Instruction, Persist, Send, Tell
+from .fleet import Fleet, Worker
+from .snapshot_interval import choose_interval
+
+__all__ = ["Rounds"]
+
+_MEASURE_S = 2.0
+"""Training time after which the distance between rounds is chosen from what was measured."""
+
+_AHEAD_S = 0.5
+"""How far in the future a new plan begins: it must reach every stage before its first round."""
+
+
+@dataclass
+class Rounds:
+    """The rounds of one run.
+
+    Attributes:
+        plan: what workers were told last; None before that.
+    """
+
+    settings: Settings
+    fleet: Fleet
+    catalogue: Catalogue
+    plan: SnapshotPlan | None = None
+    _trained_since: float | None = None
+    _capture_s: float = 0.0
+    _is_chosen: bool = False
+
+    def begin(self, now: float) -> list[Instruction]:
+        """Training begins: tell the workers when to take snapshots."""
+        self._trained_since = now
+        every = self.settings.snapshot_every
+        if every is None:
+            # A first guess, so that there is something to measure and to restart from.
+            every = 4 * self.settings.stages
+        else:
+            self._is_chosen = True
+        self.plan = SnapshotPlan(first=every, every=every)
+        return [*self.fleet.to_workers(self.plan)]
+
+    def hear(self, sender_host: int, message: Message) -> list[Instruction]:
+        """Take word of a snapshot into account, and say what follows."""
+        catalogue = self.catalogue
+        told: list[Instruction] = []
+        if isinstance(message, SnapshotWritten):
+            self._capture_s = max(self._capture_s, message.capture_s)
+            file = SnapshotFile(
+                stage=message.stage,
+                update=message.update,
+                digest=message.digest,
+                path=message.path,
+            )
+            catalogue.written(file, sender_host)
+        elif isinstance(message, Replicated):
+            catalogue.copied(message.file, message.host_index)
+        elif isinstance(message, AgentSnapshots):
+            catalogue.surveyed(message.host_index, message.snapshots, message.checkpoints)
+        elif isinstance(message, CheckpointWritten):
+            catalogue.checkpointed(message.files, message.host_index)
+            if message.error:
+                host = self.fleet.hosts[message.host_index]
+                told.append(Tell("warning", f"checkpoint on {host} failed: {message.error}"))
+        elif isinstance(message, ReplicationFailed):
+            host = self.fleet.hosts[message.host_index]
+            told.append(Tell("warning", f"no copy of a snapshot on {host}: {message.error}"))
+        return [*told, *self._replicate(), *self._commit()]
+
+    def tick(self, now: float) -> list[Instruction]:
+        """Choose the distance between rounds once enough has been measured."""
+        if self._is_chosen or self._trained_since is None or self.catalogue.committed == 0:
+            return []
+        elapsed_s = now - self._trained_since
+        versions = [worker.version for worker in self.fleet.workers]
+        if elapsed_s < _MEASURE_S or min(versions) == 0:
+            return []
+        self._is_chosen = True
+        update_s = elapsed_s / min(versions)
+        every = choose_interval(
+            capture_s=self._capture_s,
+            update_s=update_s,
+            workers=len(self.fleet.workers),
+        )
+        ahead = self.settings.stages + int(_AHEAD_S / update_s) + 1
+        self.plan = SnapshotPlan(first=max(versions) + ahead, every=every)
+        text = (
+            f"a snapshot every {every} updates ({every * update_s:.1f} s; taking one stops a "
+            f"stage for {1000 * self._capture_s:.1f} ms, an update takes {1000 * update_s:.1f} ms)"
+        )
+        return [Tell("info", text), *self.fleet.to_workers(self.plan)]
+
+    def plan_for(self, worker: Worker) -> list[Instruction]:
+        """Tell a restarted worker what the others were told."""
+        return [] if self.plan is None else [Send(worker.identity, self.plan)]
+
+    def _replicate(self) -> list[Instruction]:
+        asked: list[Instruction] = []
+        for transfer in self.catalogue.transfers():
+            target = self.fleet.agents[transfer.target].hello
+            request = Replicate(
+                stage=transfer.stage,
+                update=transfer.update,
+                digest=transfer.digest,
+                host_index=transfer.target,
+                endpoint=target.replica_endpoint,
+                public_key=target.public_key,
+            )
+            asked.append(Send(f"agent/{transfer.source}", request))
+        return asked
+
+    def _commit(self) -> list[Instruction]:
+        update = self.catalogue.commit()
+        if update is None:
+            return []
+        message = Committed(update=update, digests=self.catalogue.digests)
+        return [
+            Persist(self.catalogue.to_json()),
+            *self.fleet.to_workers(message),
+            *self.fleet.to_agents(message),
+        ]
