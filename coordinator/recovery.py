@@ -85,16 +85,21 @@ class FailureCounter:
 
 @dataclass
 class Repair:
-    """One recovery of one stage, from its failure until it is as far as it was.
+    """One recovery of one stage, from its failure until it makes what it has not made before.
 
-    Times are monotonic; None until that point is reached.
+    Attributes:
+        stage: k.
+        what: how it died.
+        failed_at: when the coordinator heard of it; times are monotonic, None until reached.
+        from_update: the committed round it was restored to.
+        replayed: mini-batches it went through a second time.
     """
 
     stage: int
     what: str
     failed_at: float
-    target_version: int
     from_update: int = 0
+    replayed: int = 0
     started_at: float | None = None
     hello_at: float | None = None
     ready_at: float | None = None
@@ -117,8 +122,3 @@ class Repair:
                 split[name] = round(max(0.0, at - before), 4)
                 before = at
         return split
-
-    @property
-    def replayed(self) -> int:
-        """Updates that were done a second time."""
-        return max(0, self.target_version - self.from_update)

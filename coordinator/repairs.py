@@ -115,8 +115,7 @@ class Repairs:
                 told += self._roll_back(stage)
         repair = self._repairs.get(stage)
         if repair is None:
-            self._repairs[stage] = repair = Repair(stage, what, now, worker.version)
-        repair.target_version = max(repair.target_version, worker.version)
+            self._repairs[stage] = Repair(stage, what, now)
         self._due[stage] = now + pause_s
         self.catalogue.withdraw(stage)
         return [*told, *self.tick(now)]
@@ -230,17 +229,18 @@ class Repairs:
         return [Send(worker.identity, Go())]
 
     def progress(self, worker: Worker, message: Progress, now: float) -> list[Instruction]:
-        """Notice that a restarted worker is as far as its former self was."""
+        """Notice that a restarted worker makes what its former self has not made."""
         repair = self._repairs.get(worker.stage)
         if repair is None or repair.connected_at is None or worker.exited:
             return []
-        if message.version < repair.target_version and message.state not in ("finishing", "done"):
+        if message.state not in ("training", "finishing", "done"):
             return []
+        repair.replayed = message.replayed
         repair.caught_up_at = now
         self.finished.append(self._repairs.pop(worker.stage))
         text = (
             f"stage {worker.stage} on {worker.host} restarted as incarnation {worker.incarnation}, "
-            f"replayed {repair.replayed} updates, back in {now - repair.failed_at:.1f} s"
+            f"replayed {repair.replayed} batches, back in {now - repair.failed_at:.1f} s"
         )
         return [Tell("info", text)]
 

@@ -1,98 +1,106 @@
-"""One per host: starts workers through a nursery, reports their deaths, ends them all with itself.
+"""One per host: obeys the coordinator, and ends everything it started with itself. Decides nothing.
 
-An agent decides nothing about the run. It does what the coordinator says, and it ends, with every
-process it started, when the coordinator says so, when its launcher's end of standard input closes
-(the launcher or the ssh connection is gone), or when the coordinator has been silent for a lease.
+It starts workers through a nursery and reports their deaths; it keeps their snapshots, copies
+committed ones to disk and to other hosts. It ends, with every process it started, when the
+coordinator says so, when its launcher's end of standard input closes (the launcher or the ssh
+connection is gone), or when the coordinator has been silent for a lease. A coordinator that comes
+back within the lease asks who is there, and is told all that it needs to go on.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-import psutil
 import zmq
 
 from ..protocol.bootstrap import AgentBirth, WorkerBirth
+from ..protocol.errors import UserError
 from ..protocol.messages import (
     AgentHello,
+    Committed,
     EndAgent,
     Heartbeat,
     KillWorker,
+    Message,
+    Replicate,
+    ReserveSnapshots,
     StartWorker,
+    WhoAreYou,
     WorkerExited,
-    WorkerStarted,
 )
 from ..protocol.sockets import Client, Waker
 from .address import address_towards
 from .environment import worker_environment
+from .nursery_client import NurseryClient, NurseryEvent
 from .probe import versions
+from .snapshot_keeper import SnapshotKeeper
+from .snapshot_store import SnapshotStore
 
 __all__ = ["main"]
 
-_LOG_TAIL_LINES = 20
 
-
-@dataclass(frozen=True, slots=True)
-class _Worker:
-    stage: int
-    incarnation: int
-    pid: int
-    log_path: Path
-
-
-@dataclass
 class _Agent:
-    birth: AgentBirth
-    client: Client
-    waker: Waker
-    nursery: subprocess.Popen[bytes]
-    ipc_dir: str
-    coordinator: tuple[str, int] | None  # address and port; None where all is on this host
-    workers: dict[int, _Worker] = field(default_factory=dict[int, _Worker])  # by pid
-    starting: deque[Path] = field(default_factory=deque[Path])  # logs of forks under way
-    events: deque[dict[str, Any]] = field(default_factory=deque[dict[str, Any]])
-    lifeline_closed: bool = False
-    nursery_gone: bool = False
-    ending_at: float | None = None  # when to stop waiting for workers to end by themselves
+    """The agent's own thread; other threads hand it what they have by ``post``.
+
+    Args:
+        birth: what the launcher told us.
+        store: this host's snapshots.
+        parts: closes what is made here, in the reverse order.
+    """
+
+    def __init__(self, birth: AgentBirth, store: SnapshotStore, parts: ExitStack) -> None:
+        self._birth = birth
+        self._store = store
+        self._inbox: deque[Message | NurseryEvent] = deque()
+        self._waker = Waker()
+        self._nursery_gone = self._lifeline_closed = False
+        self._ending_at: float | None = None  # when to stop waiting for workers
+        self._coordinator = None if birth.same_host else _host_and_port(birth.control)
+        address = address_towards(self._coordinator[0]) if self._coordinator else None
+        self._address = address
+        context = zmq.Context.instance()
+        client = Client(
+            context,
+            run_id=bytes.fromhex(birth.run_id),
+            identity=f"agent/{birth.host_index}",
+            endpoint=birth.control,
+            server_key=birth.server_key,
+            keys=birth.keys if birth.server_key else None,
+        )
+        self._client = parts.enter_context(closing(client))
+        keeper = SnapshotKeeper(birth, store, context=context, address=address, post=self._post)
+        self._keeper = parts.enter_context(closing(keeper))
+        self._nursery = parts.enter_context(
+            closing(NurseryClient(birth.host_index, birth.job, self._hear_nursery))
+        )
+        threading.Thread(target=self._watch_lifeline, name="lifeline", daemon=True).start()
 
     def serve(self) -> None:
         """Obey the coordinator until it, or the launcher, is done or gone."""
-        birth = self.birth
-        self.client.send(
-            AgentHello(
-                host_index=birth.host_index,
-                host=birth.host,
-                pid=os.getpid(),
-                slots=len(birth.devices),
-                devices=birth.devices,
-                versions=versions(birth.job),
-            )
-        )
+        birth = self._birth
+        self._introduce()
         heard = spoke = time.monotonic()
-        while not (self.lifeline_closed or self.nursery_gone):
-            received = self.client.receive(birth.heartbeat_s, self.waker.fd)
+        while not (self._lifeline_closed or self._nursery_gone):
+            received = self._client.receive(birth.heartbeat_s, self._waker.fd)
             now = time.monotonic()
             if received is not None:
                 heard = now
-                self.obey(received[0])
-            self.waker.clear()
-            while self.events:
-                self.report(self.events.popleft())
-            if self.ending_at is not None and (not self.workers or now > self.ending_at):
+                self._obey(received[0])
+            self._waker.clear()
+            while self._inbox:
+                self._pass_on(self._inbox.popleft())
+            if self._ending_at is not None and (self._nursery.is_empty or now > self._ending_at):
                 return
             if now - spoke >= birth.heartbeat_s:
-                self.client.send(Heartbeat())
+                self._client.send(Heartbeat())
+                self._store.show_life()
                 spoke = now
             if now - heard > birth.lease_s:
                 print(  # noqa: T201  stderr is forwarded to the launcher
@@ -102,18 +110,45 @@ class _Agent:
                 )
                 return
 
-    def obey(self, message: object) -> None:
-        if isinstance(message, EndAgent):
-            self.ending_at = time.monotonic() + message.grace_s
-        elif isinstance(message, StartWorker):
-            self.start(message)
-        elif isinstance(message, KillWorker):
-            for worker in self.workers.values():
-                if (worker.stage, worker.incarnation) == (message.stage, message.incarnation):
-                    self.ask_nursery({"kill": worker.pid})
+    # -- what the coordinator says --------------------------------------------------------------
 
-    def start(self, request: StartWorker) -> None:
-        birth = self.birth
+    def _obey(self, message: Message) -> None:
+        if isinstance(message, StartWorker):
+            self._start(message)
+        elif isinstance(message, KillWorker):
+            self._nursery.kill(message.stage, message.incarnation)
+        elif isinstance(message, Committed):
+            self._keeper.commit(message)
+        elif isinstance(message, Replicate):
+            self._keeper.replicate(message)
+        elif isinstance(message, ReserveSnapshots):
+            self._client.send(self._keeper.reserve(message))
+        elif isinstance(message, WhoAreYou):
+            self._introduce()
+        elif isinstance(message, EndAgent):
+            self._ending_at = time.monotonic() + message.grace_s
+
+    def _introduce(self) -> None:
+        """Say who we are and what lives and lies here; the coordinator may be a new one."""
+        birth = self._birth
+        self._client.send(
+            AgentHello(
+                host_index=birth.host_index,
+                host=birth.host,
+                pid=os.getpid(),
+                slots=len(birth.devices),
+                devices=birth.devices,
+                versions=versions(birth.job),
+                replica_endpoint=self._keeper.replica_endpoint,
+                public_key=birth.keys.public if birth.server_key else "",
+            )
+        )
+        for started in self._nursery.living():
+            self._client.send(started)
+        self._keeper.survey()
+
+    def _start(self, request: StartWorker) -> None:
+        birth = self._birth
         worker = WorkerBirth(
             run_id=birth.run_id,
             stage=request.stage,
@@ -126,15 +161,15 @@ class _Agent:
             server_key=birth.server_key,
             keys=birth.slot_keys[request.slot],
             peer_keys=birth.peer_keys,
-            ipc_dir=self.ipc_dir,
-            address=None if self.coordinator is None else address_towards(self.coordinator[0]),
+            ipc_dir=str(self._store.ipc),
+            snapshot_dir=str(self._store.directory),
+            address=self._address,
             heartbeat_s=birth.heartbeat_s,
             lease_s=birth.lease_s,
         )
         name = f"stage-{request.stage}.{birth.host}"
         if request.incarnation:
             name += f".restart-{request.incarnation}"
-        log_path = Path(birth.run_dir, "logs", f"{name}.log")
         environment = worker_environment(
             os.environ,
             birth.environment,
@@ -145,82 +180,43 @@ class _Agent:
             host_index=birth.host_index,
             run_id=birth.run_id,
             run_dir=birth.run_dir,
-            coordinator=self.coordinator,
+            coordinator=self._coordinator,
         )
-        self.starting.append(log_path)
-        self.ask_nursery(
-            {
-                "start": {
-                    "birth": worker.to_dict(),
-                    "log_path": str(log_path),
-                    "environment": environment,
-                }
-            }
-        )
+        self._nursery.start(worker, Path(birth.run_dir, "logs", f"{name}.log"), environment)
 
-    def ask_nursery(self, request: dict[str, Any]) -> None:
-        assert self.nursery.stdin is not None
-        try:
-            self.nursery.stdin.write(json.dumps(request).encode() + b"\n")
-            self.nursery.stdin.flush()
-        except BrokenPipeError:
-            self.nursery_gone = True
+    # -- what other threads have to say ---------------------------------------------------------
 
-    def report(self, event: dict[str, Any]) -> None:
-        birth = self.birth
-        if "started" in event:
-            worker = _Worker(
-                event["stage"], event["incarnation"], event["started"], self.starting.popleft()
-            )
-            self.workers[worker.pid] = worker
-            self.client.send(
-                WorkerStarted(
-                    host_index=birth.host_index,
-                    stage=worker.stage,
-                    incarnation=worker.incarnation,
-                    pid=worker.pid,
-                )
-            )
-        elif "exited" in event:
-            worker = self.workers.pop(event["exited"])
-            self.client.send(
-                WorkerExited(
-                    host_index=birth.host_index,
-                    stage=worker.stage,
-                    incarnation=worker.incarnation,
-                    pid=worker.pid,
-                    status=event["status"],
-                    log_path=str(worker.log_path),
-                    log_tail=_tail(worker.log_path),
-                    free_memory_bytes=psutil.virtual_memory().available,
-                )
-            )
+    def _pass_on(self, item: Message | NurseryEvent) -> None:
+        message = self._nursery.understand(item) if isinstance(item, dict) else item
+        if isinstance(message, WorkerExited):
+            self._keeper.worker_ended(message.stage)
+        if message is not None:
+            self._client.send(message)
 
-    def read_nursery(self) -> None:
-        """Pass on what the nursery says; runs in a thread of its own."""
-        assert self.nursery.stdout is not None
-        for line in self.nursery.stdout:
-            self.events.append(json.loads(line))
-            self.waker.wake()
-        self.nursery_gone = True
-        self.waker.wake()
+    def _post(self, item: Message | NurseryEvent) -> None:
+        """Hand something over to the agent's own thread, from any thread."""
+        self._inbox.append(item)
+        self._waker.wake()
 
-    def watch_lifeline(self) -> None:
-        """Notice that the launcher is gone; runs in a thread of its own."""
+    def _hear_nursery(self, event: NurseryEvent | None) -> None:
+        if event is None:
+            self._nursery_gone = True
+            self._waker.wake()
+        else:
+            self._post(event)
+
+    def _watch_lifeline(self) -> None:
         while os.read(0, 1 << 12):
             pass
-        self.lifeline_closed = True
-        self.waker.wake()
+        self._lifeline_closed = True
+        self._waker.wake()
 
 
-def _tail(path: Path) -> tuple[str, ...]:
-    try:
-        with path.open("rb") as log:
-            log.seek(max(0, path.stat().st_size - (1 << 14)))
-            text = log.read().decode("utf-8", "replace")
-    except OSError as error:
-        return (f"(log cannot be read: {error})",)
-    return tuple(line[:1000] for line in text.splitlines()[-_LOG_TAIL_LINES:])
+def _host_and_port(endpoint: str) -> tuple[str, int]:
+    parts = urlsplit(endpoint)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    return parts.hostname, parts.port
 
 
 def _read_line(descriptor: int) -> str:
@@ -237,38 +233,15 @@ def _read_line(descriptor: int) -> str:
 def main() -> None:
     """Run the agent of one host."""
     birth = AgentBirth.from_json(_read_line(0))
-    nursery = subprocess.Popen(
-        [sys.executable, "-m", "spectrain.worker.nursery", str(os.getpid())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    waker = Waker()
-    with tempfile.TemporaryDirectory(prefix="spectrain-") as ipc_dir:
-        client = Client(
-            zmq.Context.instance(),
-            run_id=bytes.fromhex(birth.run_id),
-            identity=f"agent/{birth.host_index}",
-            endpoint=birth.control,
-            server_key=birth.server_key,
-            keys=birth.keys if birth.server_key else None,
-        )
-        coordinator = None
-        if not birth.same_host:
-            endpoint = urlsplit(birth.control)
-            assert endpoint.hostname is not None
-            assert endpoint.port is not None
-            coordinator = (endpoint.hostname, endpoint.port)
-        agent = _Agent(birth, client, waker, nursery, ipc_dir, coordinator)
-        for name, work in (("nursery", agent.read_nursery), ("lifeline", agent.watch_lifeline)):
-            threading.Thread(target=work, name=name, daemon=True).start()
+    with ExitStack() as parts:
         try:
-            agent.serve()
-        finally:
-            # Its workers die with the nursery: their parent-death signal is its death.
-            nursery.kill()
-            nursery.wait()
-            client.close()
+            # A former agent that lost its coordinator lives on for a lease, and so may its workers.
+            store = SnapshotStore(birth.run_id, birth.host_index, wait_s=2 * birth.lease_s)
+            parts.enter_context(closing(store))
+            agent = _Agent(birth, store, parts)
+        except UserError as error:
+            raise SystemExit(f"agent: {error}") from None
+        agent.serve()
 
 
 if __name__ == "__main__":

@@ -31,6 +31,18 @@ def _dashed(name: str) -> str:
     return name.replace("_", "-")
 
 
+def _size_bytes(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
+    """Read a size such as 512MiB, 2GB or 1000000."""
+    from .options import parse_size
+
+    if text is None:
+        return None
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
 @click.command(
     "launch",
     context_settings={**_CONTEXT, "token_normalize_func": _dashed},
@@ -66,6 +78,11 @@ def _dashed(name: str) -> str:
 @click.option("--ssh-identity", metavar="FILE", help="Private key for ssh.")
 @click.option("--ssh-option", "ssh_options", metavar="NAME=VALUE", multiple=True,
               help="As after ssh -o; repeat as needed.")  # fmt: skip
+@click.option("--max-restarts", type=int, help="Restarts of one stage; 0: the first death ends.")
+@click.option("--snapshot-every", type=int, metavar="UPDATES",
+              help="Between snapshot rounds; 0: none.  [default: from measured costs]")  # fmt: skip
+@click.option("--log-memory", "log_memory_bytes", metavar="SIZE", callback=_size_bytes,
+              help="For what a worker has sent, such as 512MiB.")  # fmt: skip
 @click.option("--start-timeout", "start_timeout_s", type=float, help="Seconds for start-up.")
 @click.option("--wait-timeout", "wait_timeout_s", type=float,
               help="Seconds a stage may wait for a neighbour.")  # fmt: skip

@@ -8,6 +8,7 @@ over the defaults.
 from __future__ import annotations
 
 import difflib
+import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ __all__ = [
     "make_settings",
     "parse_hyper",
     "parse_partition",
+    "parse_size",
     "stages_for",
 ]
 
@@ -155,6 +157,20 @@ def parse_partition(text: str | None) -> str | tuple[int, ...] | None:
         raise SettingsError(
             f"--partition {text!r}: expected auto, equal, or layer counts such as 8,10,10{hint}"
         ) from None
+
+
+def parse_size(text: str) -> int:
+    """Return a number of bytes: ``1000000``, ``512MiB``, ``2GB``.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match = re.fullmatch(r"(\d+)\s*(?:([KMGT])(i?)B?|B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{text!r} is no size; write 512MiB, 2GB or a number of bytes")
+    number, letter, binary = match.groups()
+    power = 0 if letter is None else 1 + "KMGT".index(letter.upper())
+    return int(number) * (1024 if binary else 1000) ** power
 
 
 def check(values: Mapping[str, Any], stages: int) -> Settings:

@@ -36,8 +36,8 @@ __all__ = ["run"]
 
 _SETTINGS = (
     "stages", "method", "microbatches", "device", "precision", "batch_size", "epochs",
-    "max_batches", "seed", "threads", "evaluate", "start_timeout_s", "wait_timeout_s",
-    "lease_s", "grace_s",
+    "max_batches", "seed", "threads", "evaluate", "max_restarts", "snapshot_every",
+    "log_memory_bytes", "start_timeout_s", "wait_timeout_s", "lease_s", "grace_s",
 )  # fmt: skip
 """Options that are settings of the run under the same name."""
 

@@ -31,6 +31,7 @@ from ..protocol.messages import (
     LauncherHello,
     Note,
     RunEnded,
+    StartAgent,
     StopRequested,
     View,
 )
@@ -126,6 +127,7 @@ class Supervisor:
         self._waker = Waker()
         self._signals: list[signal.Signals] = []
         self._agents: dict[int, RemoteProcess] = {}
+        self._endpoints: dict[str, str] = {}
 
     def run(self) -> int:
         """Run to the end; return the exit code. No process of the run is left behind."""
@@ -136,14 +138,15 @@ class Supervisor:
             (logs / "coordinator.log").open("w", encoding="utf-8") as log,
             self._listening_to_signals(),
         ):
-            coordinator, endpoints = self._start_coordinator(ipc_dir, log)
+            coordinator, self._endpoints = self._start_coordinator(ipc_dir, log)
             try:
-                self._start_agents(endpoints)
+                for index in range(len(self._places)):
+                    self._start_agent(index)
                 client = Client(
                     zmq.Context.instance(),
                     run_id=bytes.fromhex(self._run_id),
                     identity="launcher",
-                    endpoint=endpoints["control_ipc"],
+                    endpoint=self._endpoints["control_ipc"],
                 )
                 ended = self._stand_by(client, coordinator)
                 client.close()
@@ -206,39 +209,39 @@ class Supervisor:
     def _peer_keys(self) -> tuple[str, ...]:
         return tuple(keys.public for slots in self._slot_keys for keys in slots)
 
-    def _start_agents(self, endpoints: Mapping[str, str]) -> None:
+    def _start_agent(self, index: int) -> None:
+        place = self._places[index]
         same_host = self._bind is None
         transport = "ipc" if same_host else "tcp"
-        for index, place in enumerate(self._places):
-            birth = AgentBirth(
-                run_id=self._run_id,
-                host_index=index,
-                host=place.host.name,
-                stages=self._settings.stages,
-                devices=place.devices,
-                job=self._settings.job,
-                run_dir=self._settings.run_dir,
-                control=endpoints[f"control_{transport}"],
-                data=endpoints[f"data_{transport}"],
-                server_key="" if same_host else self._coordinator_keys.public,
-                keys=self._agent_keys[index],
-                slot_keys=tuple(self._slot_keys[index]),
-                peer_keys=self._peer_keys(),
-                same_host=same_host,
-                environment=self._environment,
-                heartbeat_s=self._settings.heartbeat_s,
-                lease_s=self._settings.lease_s,
-            )
-            self._agents[index] = start_process(
-                None if place.is_here else place.host,
-                ["-m", "spectrain.launch.agent"],
-                environment=self._environment,
-                cwd=str(Path.cwd()),
-                first_line=birth.to_json().encode(),
-                python=self._python,
-                ssh=self._ssh,
-                on_stderr=self._agent_says,
-            )
+        birth = AgentBirth(
+            run_id=self._run_id,
+            host_index=index,
+            host=place.host.name,
+            stages=self._settings.stages,
+            devices=place.devices,
+            job=self._settings.job,
+            run_dir=self._settings.run_dir,
+            control=self._endpoints[f"control_{transport}"],
+            data=self._endpoints[f"data_{transport}"],
+            server_key="" if same_host else self._coordinator_keys.public,
+            keys=self._agent_keys[index],
+            slot_keys=tuple(self._slot_keys[index]),
+            peer_keys=self._peer_keys(),
+            same_host=same_host,
+            environment=self._environment,
+            heartbeat_s=self._settings.heartbeat_s,
+            lease_s=self._settings.lease_s,
+        )
+        self._agents[index] = start_process(
+            None if place.is_here else place.host,
+            ["-m", "spectrain.launch.agent"],
+            environment=self._environment,
+            cwd=str(Path.cwd()),
+            first_line=birth.to_json().encode(),
+            python=self._python,
+            ssh=self._ssh,
+            on_stderr=self._agent_says,
+        )
 
     def _agent_says(self, line: str) -> None:
         self._console.show(Note(level="info", text=line))
@@ -257,6 +260,9 @@ class Supervisor:
                 return message
             if isinstance(message, View | Note):
                 self._console.show(message)
+            elif isinstance(message, StartAgent):
+                self._start_agent(message.host_index)
+                lost.discard(message.host_index)
             while stops_sent < len(self._signals):
                 stops_sent += 1
                 client.send(self._stop_request(self._signals[stops_sent - 1], stops_sent))

@@ -19,7 +19,7 @@ from typing import Any
 from .errors import JobError
 from .settings import Settings
 
-__all__ = ["JobSource", "did_you_mean", "find_job", "read_settings"]
+__all__ = ["JobSource", "did_you_mean", "find_job", "imported_modules", "read_settings"]
 
 _DEFAULT_NAME = "job.py"
 _SHIPPED_EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "digits.py"
@@ -108,6 +108,28 @@ def read_settings(path: Path) -> dict[str, Any]:
                 f"job's own functions is the default of their parameter"
             )
     return settings
+
+
+def imported_modules(path: Path) -> tuple[str, ...]:
+    """Return the modules that the file imports by absolute name at its top level.
+
+    The file is read, not run; one that cannot be read or parsed imports nothing.
+    """
+    try:
+        with tokenize.open(path) as file:
+            tree = ast.parse(file.read())
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return ()
+    names: list[str] = []
+    for statement in tree.body:
+        match statement:
+            case ast.Import(names=aliases):
+                names += [alias.name for alias in aliases]
+            case ast.ImportFrom(module=str() as module, level=0):
+                names.append(module)
+            case _:
+                pass
+    return tuple(dict.fromkeys(names))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

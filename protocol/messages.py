@@ -525,11 +525,12 @@ class Progress:
 
     stage: int
     incarnation: int
-    state: str  # "starting", "building", "ready", "training", "finishing", "done"
+    state: str  # "building", "ready", "replaying", "training", "finishing", "done"
     last_op: str  # newest op that is finished; empty before the first
     waiting_for: str  # what the loop waits for right now; empty while it works
     version: int
     in_flight: int
+    replayed: int = 0  # parcels that a restarted worker has made again for neighbours that had them
     forward_s: float
     backward_s: float
     predict_s: float

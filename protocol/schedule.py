@@ -114,7 +114,9 @@ class Work:
         return replace(self, train_batches=min(self.train_batches, batch))
 
 
-def stage_ops(schedule: Schedule, stage: int, stages: int, work: Work) -> Iterator[Op]:
+def stage_ops(
+    schedule: Schedule, stage: int, stages: int, work: Work, *, updates: int = 0
+) -> Iterator[Op]:
     """Yield the ops of one stage in order.
 
     Stopping early only leaves ops out: the list for ``work.stopped_before(b)`` is this list
@@ -125,6 +127,7 @@ def stage_ops(schedule: Schedule, stage: int, stages: int, work: Work) -> Iterat
         stage: 0 is the input side, ``0 <= stage < stages``.
         stages: how many stages the pipeline has, N.
         work: how much there is to do.
+        updates: begin right after so many updates of this stage instead of at the start.
 
     Raises:
         ValueError: ``stage`` is not one of the ``stages``.
@@ -132,15 +135,18 @@ def stage_ops(schedule: Schedule, stage: int, stages: int, work: Work) -> Iterat
     if not 0 <= stage < stages:
         raise ValueError(f"stage {stage} is not one of the {stages} stages 0..{stages - 1}")
     if schedule is Schedule.FLUSHED:
-        return _flushed(stage, stages, work)
-    return _asynchronous(stage, stages, work)
+        return _flushed(stage, stages, work, updates)
+    return _asynchronous(stage, stages, work, updates)
 
 
-def _asynchronous(stage: int, stages: int, work: Work) -> Iterator[Op]:
+def _asynchronous(stage: int, stages: int, work: Work, updates: int) -> Iterator[Op]:
     warm_up = min(stages - 1 - stage, work.train_batches)
-    for batch in range(warm_up):
-        yield Op(Kind.FORWARD, batch)
-    for batch in range(work.train_batches):
+    if updates:
+        yield from _evaluation(updates - 1, work)
+    else:
+        for batch in range(warm_up):
+            yield Op(Kind.FORWARD, batch)
+    for batch in range(updates, work.train_batches):
         ahead = batch + warm_up
         if ahead < work.train_batches:
             yield Op(Kind.FORWARD, ahead)
@@ -149,8 +155,10 @@ def _asynchronous(stage: int, stages: int, work: Work) -> Iterator[Op]:
         yield from _evaluation(batch, work)
 
 
-def _flushed(stage: int, stages: int, work: Work) -> Iterator[Op]:
-    for batch in range(work.train_batches):
+def _flushed(stage: int, stages: int, work: Work, updates: int) -> Iterator[Op]:
+    if updates:
+        yield from _evaluation(updates - 1, work)
+    for batch in range(updates, work.train_batches):
         count = work.microbatches_of(batch)
         warm_up = min(stages - 1 - stage, count)
         for micro in range(warm_up):

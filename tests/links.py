@@ -63,10 +63,13 @@ def exchanges() -> tuple[Exchange, Exchange]:
 
 
 class StreamPair(NamedTuple):
-    """A stream from stage 0 to stage 1, both here."""
+    """A stream from stage 0 to stage 1, both here, and what they told of."""
 
     sender: SendingStream
     receiver: ReceivingStream
+    lost_by_sender: list[str]
+    lost_by_receiver: list[str]
+    faults: list[Exception]
 
     def connect(self, generation: int = 1) -> None:
         """Build this generation of the link and wait for it."""
@@ -80,8 +83,12 @@ def sending_peer(incarnation: int = 0) -> Peer:
     return Peer(stage=0, incarnation=incarnation, endpoint="", public_key="")
 
 
-def receiving_peer(endpoint: str, public_key: str = "") -> Peer:
-    return Peer(stage=1, incarnation=0, endpoint=endpoint, public_key=public_key)
+def receiving_peer(endpoint: str, public_key: str = "", incarnation: int = 0) -> Peer:
+    return Peer(stage=1, incarnation=incarnation, endpoint=endpoint, public_key=public_key)
+
+
+def ignore(_: object) -> None:
+    """Want to know nothing."""
 
 
 def sending_stream(context: zmq.Context, **changes: object) -> SendingStream:
@@ -94,8 +101,12 @@ def sending_stream(context: zmq.Context, **changes: object) -> SendingStream:
         "keys": None,
         "device": CPU,
         "window": 4,
+        "log_bytes": 1 << 30,
         "wait_timeout_s": 20,
+        "epoch_batches": 1000,
         "backend": "gloo",
+        "on_link_lost": ignore,
+        "on_fault": ignore,
     }
     return SendingStream("activations", **{**arguments, **changes})
 
@@ -115,19 +126,33 @@ def receiving_stream(
         "device": CPU,
         "window": 4,
         "wait_timeout_s": 20,
+        "epoch_batches": 1000,
         "backend": "gloo",
+        "is_wanted": bool,  # of any op: yes
+        "on_link_lost": ignore,
+        "on_fault": ignore,
     }
     return ReceivingStream("activations", **{**arguments, **changes})
 
 
 @contextmanager
-def stream_pair(ipc_dir: Path, **changes: object) -> Iterator[StreamPair]:
+def stream_pair(
+    ipc_dir: Path, *, log_bytes: int = 1 << 30, window: int = 4, **changes: object
+) -> Iterator[StreamPair]:
     """Make both ends of a stream, not connected yet; close them at the end."""
+    lost_by_sender: list[str] = []
+    lost_by_receiver: list[str] = []
+    faults: list[Exception] = []
+    changes = {**changes, "window": window, "on_fault": faults.append}
     with zmq.Context() as context:
-        sender = sending_stream(context, **changes)
-        receiver = receiving_stream(context, ipc_dir, **changes)
+        sender = sending_stream(
+            context, **changes, log_bytes=log_bytes, on_link_lost=lost_by_sender.append
+        )
+        receiver = receiving_stream(
+            context, ipc_dir, **changes, on_link_lost=lost_by_receiver.append
+        )
         try:
-            yield StreamPair(sender, receiver)
+            yield StreamPair(sender, receiver, lost_by_sender, lost_by_receiver, faults)
         finally:
             sender.close()
             receiver.close()

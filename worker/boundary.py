@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, cast
 
 import torch
@@ -59,12 +59,15 @@ class Parcel:
         value: the tensors. Only the gradient of a lone tensor that has none may be None.
         samples: samples in this micro-batch, at least 1.
         batch_samples: samples in the whole mini-batch, at least ``samples``.
+        number: its place in its stream, counted from 0 over the whole run, once it has travelled
+            on one; -1 before, and for what the feed brings.
     """
 
     op: Op
     value: Value | None
     samples: int
     batch_samples: int
+    number: int = -1
 
     def __post_init__(self) -> None:
         assert self.value is not None or self.op.kind is Kind.BACKWARD, f"{self.op} has no value"
@@ -85,8 +88,18 @@ class Inbox(Protocol):
 class Outbox(Protocol):
     """The end of a stream that a stage puts its parcels into, in the order it makes them."""
 
-    def put(self, parcel: Parcel) -> None:
-        """Send ``parcel``; its value is settled when this returns (see ``settled``)."""
+    @property
+    def number(self) -> int:
+        """Number that the next parcel will have; the first of a run has 0."""
+        ...
+
+    def put(self, parcel: Parcel, number: int | None = None) -> None:
+        """Send ``parcel``; its value is settled when this returns (see ``settled``).
+
+        Args:
+            parcel: what the neighbour will take.
+            number: that it had before, if it is made again; ``self.number`` stays as it is.
+        """
         ...
 
 
@@ -272,8 +285,7 @@ def copied(parcel: Parcel) -> Parcel:
 def _with_tensors(parcel: Parcel, function: Callable[[Tensor], Tensor]) -> Parcel:
     if parcel.value is None:
         return parcel
-    value = map_tensors(parcel.value, function)
-    return Parcel(parcel.op, value, parcel.samples, parcel.batch_samples)
+    return replace(parcel, value=map_tensors(parcel.value, function))
 
 
 def _leaf(tensor: Tensor) -> Tensor:

@@ -12,22 +12,25 @@ import resource
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import zmq
 
 from ..protocol.bootstrap import WorkerBirth
-from ..protocol.errors import DeadlineError
+from ..protocol.errors import DeadlineError, ExitCode
 from ..protocol.messages import (
     Heartbeat,
     Message,
     Progress,
     Quit,
     StageDone,
-    StopBefore,
+    WhoAreYou,
+    WorkerConnected,
     WorkerHello,
+    WorkerReady,
 )
 from ..protocol.sockets import Client, Waker
 
@@ -37,6 +40,9 @@ _M = TypeVar("_M")
 
 _FLUSH_S = 2.0
 """How long last words may take to leave this process."""
+
+_FRESH_S = 10.0
+_FRESH_REPORT_S = 0.05
 
 LEASE_ENDED_STATUS = 75
 """Exit status of a worker that has not heard from the coordinator for its lease."""
@@ -59,20 +65,30 @@ class Control:
             pid=os.getpid(),
             torch=torch_version,
         )
+        self._born = time.monotonic()
         self._waker = Waker()
         self._outgoing: deque[Message] = deque()
         self._incoming: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._closing = threading.Event()
+        self._handlers: dict[type[Message], Callable[[Any], None]] = {}
+        self._told: dict[type[Message], Message] = {}  # what a restarted coordinator must hear
         self.progress: Callable[[int, int], Progress] | None = None
         """Set by the worker once there is something to report; called with (sent, dropped)."""
-        self.on_stop_before: Callable[[int], None] = lambda _: None
+        self.on_restarted_coordinator: Callable[[], None] = lambda: None
+        """Called in this thread after we have introduced ourselves again."""
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
         self._thread.start()
 
     def send(self, message: Message) -> None:
         """Say this to the coordinator; from any thread, never blocks."""
+        if isinstance(message, WorkerReady | WorkerConnected | StageDone):
+            self._told[type(message)] = message
         self._outgoing.append(message)
         self._waker.wake()
+
+    def handle(self, kind: type[_M], handler: Callable[[_M], None]) -> None:
+        """Let ``handler`` take every message of this kind, in the control thread, at once."""
+        self._handlers[kind] = handler  # pyright: ignore[reportArgumentType]
 
     def wait_for(self, kind: type[_M], timeout_s: float, what: str) -> _M:
         """Return the next message of this kind; others that come before it are not expected.
@@ -99,6 +115,14 @@ class Control:
         self._thread.join(timeout=2 * _FLUSH_S)
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception:  # noqa: BLE001  a worker that cannot be reached must not live on
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(ExitCode.WORKER_FAILED)
+
+    def _serve(self) -> None:
         birth = self._birth
         # A context of its own, so that ending it waits for last words and nothing else.
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -113,7 +137,7 @@ class Control:
         client.send(self._hello)
         heard = spoke = time.monotonic()
         while True:
-            received = client.receive(birth.heartbeat_s / 2, self._waker.fd)
+            received = client.receive(self._report_every_s(time.monotonic()) / 2, self._waker.fd)
             self._waker.clear()
             now = time.monotonic()
             if received is not None:
@@ -124,7 +148,7 @@ class Control:
                 if isinstance(message, StageDone):
                     self._report(client)  # the times of the whole run
                 client.send(message)
-            if now - spoke >= birth.heartbeat_s:
+            if now - spoke >= self._report_every_s(now):
                 self._report(client)
                 spoke = now
             if self._closing.is_set() and not self._outgoing:
@@ -139,6 +163,11 @@ class Control:
                 )
                 os._exit(LEASE_ENDED_STATUS)
 
+    def _report_every_s(self, now: float) -> float:
+        """A restarted worker is watched more closely until it has caught up."""
+        fresh = self._birth.incarnation > 0 and now - self._born < _FRESH_S
+        return _FRESH_REPORT_S if fresh else self._birth.heartbeat_s
+
     def _report(self, client: Client) -> None:
         report = self.progress
         dropped = sum(client.dropped.values())
@@ -151,8 +180,12 @@ class Control:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(0)
-        if isinstance(message, StopBefore):
-            self.on_stop_before(message.batch)
+        handler = self._handlers.get(type(message))
+        if isinstance(message, WhoAreYou):
+            self._outgoing.extend((self._hello, *self._told.values()))
+            self.on_restarted_coordinator()
+        elif handler is not None:
+            handler(message)
         elif not isinstance(message, Heartbeat):
             self._incoming.put(message)
 

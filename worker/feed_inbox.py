@@ -112,6 +112,13 @@ class FeedInbox:
             self._lock.notify_all()
         self._waker.wake()
 
+    def ask_again(self) -> None:
+        """Repeat what has not been answered: a coordinator that was restarted knows nothing."""
+        with self._lock:
+            unanswered = self._outstanding - self._arrived.keys()
+            self._to_request = deque(map(str, sorted(unanswered)))
+        self._waker.wake()
+
     def close(self) -> None:
         """End the thread and its socket."""
         with self._lock:
@@ -168,10 +175,11 @@ class FeedInbox:
         )
         value = assemble(message.boundary, tensors)
         with self._lock:
-            self._arrived[op] = Parcel(
-                op, value, samples=message.samples, batch_samples=message.batch_samples
-            )
-            self._lock.notify_all()
+            if op in self._outstanding:  # else it came twice, or was cut off meanwhile
+                self._arrived[op] = Parcel(
+                    op, value, samples=message.samples, batch_samples=message.batch_samples
+                )
+                self._lock.notify_all()
 
 
 def _tensor_of(spec: TensorSpec, frame: Buffer) -> Tensor:

@@ -1,7 +1,9 @@
 """Raw bytes one way between two ranks by gloo, for tensors in host memory. No policy.
 
 What gloo is like (torch 2.13): a send waits for its receive; completion cannot be polled; a
-receive that is smaller than its send kills the process; a time-out breaks the connection.
+receive that is smaller than its send kills the process; a time-out breaks the connection. Whoever
+waits for a message of which a part has come is told neither that the peer died nor that the
+connection was cut. So waiting is done by a thread that may be left behind.
 """
 
 from __future__ import annotations
@@ -10,12 +12,15 @@ import logging
 import socket
 import stat
 import struct
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
 from datetime import timedelta
 from os import dup
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, cast
 
 from torch import Tensor
@@ -30,6 +35,9 @@ logger = logging.getLogger(__name__)
 # A peer that dies while the group is built costs five times this, since gloo multiplies it; waits
 # on the finished group bring their own time-outs.
 _BUILD_TIMEOUT = timedelta(seconds=1)
+
+_FREED_WITHIN_S = 0.1
+"""How long a connection that is cut may take to free its waiter."""
 
 _SOCKADDR_BYTES = struct.pack("=Q", 136)  # precedes a socket address in a rendezvous value
 
@@ -79,23 +87,36 @@ class GlooWire:
         self._group: Group | None = group
         self._peer = peer
         self._met = met
+        self._waiter = _Waiter()
 
     def send(self, parts: Sequence[Tensor], timeout_s: float) -> None:
         """Send each part; return when the receiver has all."""
         group = self._open_group()
-        _finish([group.send([part], self._peer, tag) for tag, part in enumerate(parts)], timeout_s)
+        works = [group.send([part], self._peer, tag) for tag, part in enumerate(parts)]
+        self._waiter.wait(works, timeout_s)
 
     def receive(self, parts: Sequence[Tensor], timeout_s: float) -> None:
         """Fill each part."""
         group = self._open_group()
-        _finish([group.recv([part], self._peer, tag) for tag, part in enumerate(parts)], timeout_s)
+        works = [group.recv([part], self._peer, tag) for tag, part in enumerate(parts)]
+        self._waiter.wait(works, timeout_s)
 
     def abort(self) -> None:
         """Free a waiting thread.
 
         gloo's own abort does nothing, so the connection is cut under it: found among this
-        process's sockets by the addresses in the rendezvous values.
+        process's sockets by the addresses in the rendezvous values. Where gloo does not notice,
+        the thread that waits for it is left behind.
         """
+        self._cut()
+        self._waiter.give_up(after_s=_FREED_WITHIN_S)
+
+    def close(self) -> None:
+        """Let go of the group and its threads."""
+        self._group = None
+        self._waiter.close()
+
+    def _cut(self) -> None:
         own, peer = _listener(self._met.own), _listener(self._met.peer)
         if own is None or peer is None:
             logger.warning("cannot abort a gloo link: its rendezvous value has an unknown form")
@@ -105,14 +126,59 @@ class GlooWire:
                 if stat.S_ISSOCK(entry.stat().st_mode):
                     _cut_if_between(int(entry.name), own, peer)
 
-    def close(self) -> None:
-        """Let go of the group and its threads."""
-        self._group = None
-
     def _open_group(self) -> Group:
         if self._group is None:
             raise RuntimeError("the link is closed")
         return self._group
+
+
+class _Waiter:
+    """Waits for gloo in a thread of its own, which can be given up.
+
+    Such a thread stays until its time-out, and with it the memory of what was under way.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[tuple[Sequence[Work], float, Future[None]] | None] = SimpleQueue()
+        self._done: Future[None] = Future()
+        self._done.set_result(None)
+        threading.Thread(target=_serve, args=(self._jobs,), name="gloo wait", daemon=True).start()
+
+    def wait(self, works: Sequence[Work], timeout_s: float) -> None:
+        """Wait until all is done, or raise RuntimeError."""
+        self._done = Future()
+        self._jobs.put((works, timeout_s, self._done))
+        self._done.result()
+
+    def give_up(self, *, after_s: float) -> None:
+        """Make ``wait`` raise; from any thread."""
+        done = self._done
+        if wait([done], after_s).not_done:
+            _settle(done, RuntimeError("the link was aborted"))
+
+    def close(self) -> None:
+        """End the thread when what it waits for has ended."""
+        self._jobs.put(None)
+
+
+def _serve(jobs: SimpleQueue[tuple[Sequence[Work], float, Future[None]] | None]) -> None:
+    while (job := jobs.get()) is not None:
+        works, timeout_s, done = job
+        try:
+            _finish(works, timeout_s)
+        except Exception as error:  # noqa: BLE001  # travels to the caller in the future
+            _settle(done, error)
+        else:
+            _settle(done, None)
+        del job, works, done  # tensors are not to stay until the next job
+
+
+def _settle(done: Future[None], error: Exception | None) -> None:
+    with suppress(InvalidStateError):  # it was given up, or just ended
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
 
 
 def _finish(works: Sequence[Work], timeout_s: float) -> None:

@@ -9,55 +9,36 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
 from ..protocol.messages import BatchResult
 from ..protocol.schedule import Kind, Op, Schedule, Work, stage_ops
 from ..protocol.staleness import Staleness, StalenessCounter
-from .boundary import Outbox, Parcel, Value
+from .boundary import Parcel, Value
+from .intake import Intake
 from .methods import Method
+from .restore import Rebuild, resume_streams
 from .scoreboard import EvaluationResult, Scoreboard
+from .snapshot import Position, Snapshot
 from .stage import Stage
 from .stopwatch import Stopwatch, Times
+from .streams import Source, Streams
 from .weights import Weights
 
-__all__ = ["Loop", "Source", "Streams"]
+__all__ = ["Loop", "Snapshots", "Source", "Streams"]
 
 
-class Source(Protocol):
-    """Where a loop takes parcels from: any ``Inbox``, and one whose waiting can be cut short."""
+class Snapshots(Protocol):
+    """Who watches a loop in order to take snapshots of its stage."""
 
-    def take(self, op: Op) -> Parcel | None:
-        """Return the parcel for ``op``, waiting for it; None if it will never come.
-
-        None is allowed only for a forward that ``Loop.stop_before`` has cut off.
-        """
+    def before_forward(self, op: Op, number: int) -> None:
+        """Look at live weights and buffers: ``op`` will read them, and send parcel ``number``."""
         ...
 
-    def ready(self, op: Op) -> bool:
-        """Tell whether ``take(op)`` would return at once."""
+    def after_update(self, position: Callable[[], Position]) -> None:
+        """Look at the stage after an update; ``position`` tells all but what is in flight."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Streams:
-    """The ends of streams that one stage holds; None where it has no such neighbour.
-
-    Attributes:
-        inputs: the feed's inputs on stage 0, activations from upstream elsewhere.
-        targets: the feed's targets; on the last stage.
-        activations: to the next stage; on all but the last.
-        gradients_in: from the next stage; on all but the last.
-        gradients_out: to the previous stage; on all but the first.
-    """
-
-    inputs: Source
-    targets: Source | None = None
-    activations: Outbox | None = None
-    gradients_in: Source | None = None
-    gradients_out: Outbox | None = None
 
 
 class Loop:
@@ -76,6 +57,7 @@ class Loop:
         *,
         schedule: Schedule,
         work: Work,
+        snapshots: Snapshots | None = None,
         on_batch: Callable[[BatchResult], None] = lambda _: None,
         on_evaluation: Callable[[EvaluationResult], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
@@ -89,6 +71,7 @@ class Loop:
             streams: the stage's ends.
             schedule: the method's.
             work: how much there is to do.
+            snapshots: takes them; None: nobody does.
             on_batch: gets the result of each mini-batch; on the last stage only.
             on_evaluation: gets the result of each evaluation round; on the last stage only.
             clock: monotonic, in seconds.
@@ -103,8 +86,10 @@ class Loop:
             round_batches=work.evaluation_batches, on_batch=on_batch, on_evaluation=on_evaluation
         )
         self._staleness = StalenessCounter()
-        self._sizes: dict[tuple[int, int], tuple[int, int]] = {}  # of micro-batches in flight
-        self._steps = 0
+        self._snapshots = snapshots
+        self._intake = Intake()
+        self._since_update = 0  # ops
+        self._rebuild: Rebuild | None = None
         self._ops = stage_ops(schedule, stage.index, stage.stages, work)
         self._next = next(self._ops, None)
         self._watch = Stopwatch(clock)
@@ -113,6 +98,8 @@ class Loop:
     @property
     def current_op(self) -> str:
         """Text of the op that runs, or comes next; empty when the list is finished."""
+        if self._rebuild is not None and self._rebuild.next is not None:
+            return str(self._rebuild.next.op)
         return "" if self._next is None else str(self._next)
 
     @property
@@ -145,6 +132,32 @@ class Loop:
         """Whether the op list is finished; only for the thread that steps."""
         return self._next_op() is None
 
+    def wants(self, op: Op) -> bool:
+        """Tell whether the parcel for ``op`` is still to be taken; from any thread."""
+        return self._intake.wants(op)
+
+    def resume(self, snapshot: Snapshot) -> None:
+        """Go on where ``snapshot`` was taken; before the first step, and before links are built.
+
+        The stage, its weights and the streams' numbers become those of the snapshot. The first
+        steps run the forwards again that were in flight.
+        """
+        assert not self.last_op, f"resumed after {self.last_op}"
+        position = snapshot.position
+        self._staleness = StalenessCounter(position.staleness)
+        self._intake.resume(position, self._work)
+        streams = self._streams
+        resume_streams(
+            position,
+            activations_in=streams.inputs,
+            gradients_in=streams.gradients_in,
+            activations_out=streams.activations,
+            gradients_out=streams.gradients_out,
+        )
+        self._rebuild = Rebuild(snapshot, self._stage, self._weights)
+        self._list_ops()
+        self.last_op = str(Op(Kind.UPDATE, position.update - 1))
+
     def run(self) -> None:
         """Execute the list to its end."""
         while self.step():
@@ -156,20 +169,25 @@ class Loop:
         Returns:
             False if the list was finished, and nothing was done.
         """
+        if self._rerun():
+            return True
         op = self._next_op()
         if op is None:
             return False
         if self._execute(op):
             self.last_op = str(op)
-            self._steps += 1
+            self._since_update = 0 if op.kind is Kind.UPDATE else self._since_update + 1
             self._next = next(self._ops, None)
+            if op.kind is Kind.UPDATE and self._snapshots is not None:
+                self._snapshots.after_update(self._position)
         else:
             assert self._wanted_work is not self._work, f"{op} will never come, yet is not cut off"
         return True
 
     def ready(self) -> bool:
         """Tell whether ``step`` would execute an op without waiting for anybody to send."""
-        op = self._next_op()
+        again = self._rebuild.next if self._rebuild is not None else None
+        op = self._next_op() if again is None else again.op
         if op is None:
             return False
         streams = self._streams
@@ -194,15 +212,53 @@ class Loop:
     def _next_op(self) -> Op | None:
         work = self._wanted_work
         if work is not self._work:
-            assert all(batch < work.train_batches for batch, _ in self._sizes), (
-                f"stop before {work.train_batches}, but in flight are {list(self._sizes)}"
+            in_flight = self._intake.batches
+            assert max(in_flight, default=0) < work.train_batches, (
+                f"stop before {work.train_batches}, but in flight are {in_flight}"
             )
-            # The shorter list begins with all that was done so far; see ``stage_ops``.
-            ops = stage_ops(self._schedule, self._stage.index, self._stage.stages, work)
-            self._ops = islice(ops, self._steps, None)
-            self._next = next(self._ops, None)
             self._work = work
+            # The shorter list begins with all that was done so far; see ``stage_ops``.
+            self._list_ops()
         return self._next
+
+    def _list_ops(self) -> None:
+        """List the ops from the present position on."""
+        stage, updates = self._stage, self._weights.version
+        ops = stage_ops(self._schedule, stage.index, stage.stages, self._work, updates=updates)
+        self._ops = islice(ops, self._since_update, None)
+        self._next = next(self._ops, None)
+
+    def _position(self) -> Position:
+        """Tell how far the loop is, right after an update, and not what is in flight."""
+        streams = self._streams
+        return Position(
+            update=self._weights.version,
+            staleness=self._staleness.tallies,
+            next_activation=streams.activations.number if streams.activations else 0,
+            next_gradient=streams.gradients_out.number if streams.gradients_out else 0,
+            needed_activation=self._intake.needed_activation,
+            needed_gradient=self._intake.needed_gradient,
+        )
+
+    def _rerun(self) -> bool:
+        """Run a forward again that was in flight in the snapshot; return False if none is left."""
+        rebuild = self._rebuild
+        again = rebuild.next if rebuild is not None else None
+        if rebuild is None or again is None:
+            self._rebuild = None
+            return False
+        taken = self._take(again.op)
+        assert taken is not None, f"{again.op} was begun before, yet is cut off now"
+        parcel, targets = taken
+        assert targets is None, "nothing is in flight on the last stage after an update"
+        rebuild.show()
+        if self._snapshots is not None:
+            self._snapshots.before_forward(again.op, again.number)
+        with self._watch.timed("forward_s"):
+            outputs = self._stage.forward(again.op, _value(parcel))
+        self._send(again.op, outputs, parcel, again.number)
+        rebuild.advance()
+        return True
 
     def _execute(self, op: Op) -> bool:
         """Run ``op``; return False if it was cut off while waiting for its parcels."""
@@ -219,8 +275,9 @@ class Loop:
         if taken is None:
             return False
         parcel, targets = taken
-        self._sizes[op.batch, op.micro] = parcel.samples, parcel.batch_samples
         with self._reading(op):
+            if self._streams.activations is not None and self._snapshots is not None:
+                self._snapshots.before_forward(op, self._streams.activations.number)
             with self._watch.timed("forward_s"):
                 outputs = self._stage.forward(op, _value(parcel))
                 if targets is not None:
@@ -233,12 +290,13 @@ class Loop:
 
     def _backward(self, op: Op) -> bool:
         stage, streams = self._stage, self._streams
-        samples, batch_samples = self._sizes.pop((op.batch, op.micro))
+        fed = self._intake.finish(op)
         gradients: Value | None = None
         if streams.gradients_in is not None:
             with self._watch.waiting("downstream", f"{op} from stage {stage.index + 1}"):
                 parcel = streams.gradients_in.take(op)
             assert parcel is not None, f"{op} is owed by stage {stage.index + 1}"
+            self._intake.took(parcel)
             gradients = parcel.value
         with self._reading(op):
             with self._watch.timed("backward_s"):
@@ -246,7 +304,7 @@ class Loop:
             # At once: a neighbour waits for it.
             if streams.gradients_out is not None:
                 with self._watch.waiting("upstream", f"room for {op} to stage {stage.index - 1}"):
-                    streams.gradients_out.put(Parcel(op, gradients, samples, batch_samples))
+                    streams.gradients_out.put(Parcel(op, gradients, fed.samples, fed.batch_samples))
             self._weights.collect_gradients()
         return True
 
@@ -280,25 +338,25 @@ class Loop:
         else:
             with self._watch.waiting("upstream", f"{op} from stage {stage.index - 1}"):
                 parcel = streams.inputs.take(op)
-        if parcel is None or streams.targets is None:
-            return None if parcel is None else (parcel, None)
-        with self._watch.waiting("feed", f"targets of {op}"):
-            targets = streams.targets.take(op)
-        if targets is None:
+        targets: Parcel | None = None
+        if parcel is not None and streams.targets is not None:
+            with self._watch.waiting("feed", f"targets of {op}"):
+                targets = streams.targets.take(op)
+        if parcel is None or (targets is None and streams.targets is not None):
             return None
-        sizes = {(part.op, part.samples, part.batch_samples) for part in (parcel, targets)}
+        sizes = {(part.op, part.samples, part.batch_samples) for part in (parcel, targets) if part}
         assert len(sizes) == 1, f"inputs and targets do not belong together: {sizes}"
+        self._intake.took(parcel)
         return parcel, targets
 
-    def _send(self, op: Op, outputs: Value, parcel: Parcel) -> None:
+    def _send(self, op: Op, outputs: Value, parcel: Parcel, number: int | None = None) -> None:
         """Send a forward's output on, on all but the last stage."""
-        if self._streams.activations is not None:
-            with self._watch.waiting(
-                "downstream", f"room for {op} to stage {self._stage.index + 1}"
-            ):
-                self._streams.activations.put(
-                    Parcel(op, outputs, parcel.samples, parcel.batch_samples)
-                )
+        activations = self._streams.activations
+        if activations is None:
+            return
+        onward = Parcel(op, outputs, parcel.samples, parcel.batch_samples)
+        with self._watch.waiting("downstream", f"room for {op} to stage {self._stage.index + 1}"):
+            activations.put(onward, number)
 
     @contextmanager
     def _reading(self, op: Op) -> Generator[None]:

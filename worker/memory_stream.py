@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..protocol.schedule import Op
 from .boundary import Inbox, Outbox, Parcel, copied
 
@@ -19,10 +21,14 @@ class _MemoryStream:
 
     def __init__(self) -> None:
         self._parcels: dict[Op, Parcel] = {}
+        self.number = 0
 
-    def put(self, parcel: Parcel) -> None:
+    def put(self, parcel: Parcel, number: int | None = None) -> None:
         assert parcel.op not in self._parcels, f"{parcel.op} was sent twice"
-        self._parcels[parcel.op] = copied(parcel)
+        if number is None:
+            number = self.number
+            self.number += 1
+        self._parcels[parcel.op] = replace(copied(parcel), number=number)
 
     def take(self, op: Op) -> Parcel:
         # Nobody else runs meanwhile, so waiting would be for ever.

@@ -5,6 +5,8 @@ A stage in the middle has all four; the first has no upstream, the last no downs
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,6 +15,7 @@ import zmq
 from ..protocol.bootstrap import WorkerBirth
 from ..protocol.keys import Authority
 from ..protocol.messages import Connect, WorkerReady
+from ..protocol.schedule import Op
 from ..protocol.settings import Settings
 from .link import default_backend
 from .receiving_stream import ReceivingStream
@@ -29,12 +32,17 @@ an evaluation round that are taken first."""
 class Neighbours:
     """Opens and closes the ends together.
 
+    A broken link is no error here: the streams wait until ``connect`` names a new generation.
+
     Args:
         birth: who we are.
         context: the process's ZeroMQ context.
         authority: who may connect over tcp; None where all stages share this host.
         settings: the run's.
+        epoch_batches: mini-batches of one epoch.
         device: where the tensors are.
+        is_wanted: whether the stage has yet to execute an op.
+        on_link_lost: told which stream lost its link and why, in the stream's own thread.
 
     Attributes:
         activations_in: from upstream; None on the first stage.
@@ -49,7 +57,11 @@ class Neighbours:
         context: zmq.Context[zmq.Socket[bytes]],
         authority: Authority | None,
         settings: Settings,
+        *,
+        epoch_batches: int,
         device: torch.device,
+        is_wanted: Callable[[Op], bool],
+        on_link_lost: Callable[[str, str], None],
     ) -> None:
         self._birth = birth
         self._settings = settings
@@ -72,7 +84,11 @@ class Neighbours:
                 device=device,
                 window=window,
                 wait_timeout_s=settings.wait_timeout_s,
+                epoch_batches=epoch_batches,
                 backend=default_backend(device),
+                is_wanted=is_wanted,
+                on_link_lost=partial(on_link_lost, name),
+                on_fault=self._fail,
             )
 
         def sending(name: str) -> SendingStream:
@@ -86,8 +102,12 @@ class Neighbours:
                 keys=keys,
                 device=device,
                 window=window,
+                log_bytes=settings.log_memory_bytes,
                 wait_timeout_s=settings.wait_timeout_s,
+                epoch_batches=epoch_batches,
                 backend=default_backend(device),
+                on_link_lost=partial(on_link_lost, name),
+                on_fault=self._fail,
             )
 
         has_upstream = birth.stage > 0
@@ -96,6 +116,18 @@ class Neighbours:
         self.gradients_out = sending("gradients") if has_upstream else None
         self.gradients_in = receiving("gradients") if has_downstream else None
         self.activations_out = sending("activations") if has_downstream else None
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether a neighbour got anything new; a stage alone has nobody to tell by."""
+        outs = [end for end in (self.activations_out, self.gradients_out) if end is not None]
+        return not outs or any(end.sent for end in outs)
+
+    @property
+    def suppressed(self) -> int:
+        """Parcels that were made again, of the stream that has more of them."""
+        outs = (self.activations_out, self.gradients_out)
+        return max((end.suppressed for end in outs if end is not None), default=0)
 
     def ready(self, parameters: int) -> WorkerReady:
         """Tell where neighbours may connect.
@@ -114,25 +146,32 @@ class Neighbours:
         )
 
     def connect(self, message: Connect) -> None:
-        """Build all links of this generation and wait until they stand.
-
-        Raises:
-            LinkError: a neighbour is gone or refuses.
-            DeadlineError: it took too long.
-        """
-        generation = message.generation
+        """Begin to build the links that ``message`` names; others stay as they are."""
         if message.upstream is not None:
             assert self.activations_in is not None
             assert self.gradients_out is not None
-            self.activations_in.expect(generation, message.upstream)
-            self.gradients_out.connect(generation, message.upstream)
+            self.activations_in.expect(message.generation, message.upstream)
+            self.gradients_out.connect(message.generation, message.upstream)
         if message.downstream is not None:
             assert self.activations_out is not None
             assert self.gradients_in is not None
-            self.gradients_in.expect(generation, message.downstream)
-            self.activations_out.connect(generation, message.downstream)
+            self.gradients_in.expect(message.generation, message.downstream)
+            self.activations_out.connect(message.generation, message.downstream)
+
+    def wait_connected(self) -> None:
+        """Wait until all links stand for the first time.
+
+        Raises:
+            LinkError: a neighbour refuses.
+            DeadlineError: it took too long.
+        """
         for end in self._ends():
             end.wait_connected(self._settings.start_timeout_s)
+
+    def trim(self, update: int) -> None:
+        """Forget what only a restart from before ``update`` would need."""
+        for end in self._ends():
+            end.trim(update)
 
     def stop_before(self, batch: int) -> None:
         """Let nobody wait for activations of ``batch`` or later: they will never come."""
@@ -144,6 +183,11 @@ class Neighbours:
         for end in (self.activations_out, self.gradients_out):
             if end is not None:
                 end.flush(self._settings.wait_timeout_s)
+
+    def _fail(self, error: Exception) -> None:
+        """Let the loop hear of what ended one stream, whichever it waits for."""
+        for end in self._ends():
+            end.fail(error)
 
     def _ends(self) -> list[ReceivingStream | SendingStream]:
         ends = (self.activations_in, self.activations_out, self.gradients_in, self.gradients_out)

@@ -1,4 +1,6 @@
-"""Imports torch once per host, then forks one worker per request; it never trains or connects.
+"""Imports torch and what the job needs once per host, then forks one worker per request.
+
+It never runs the job, trains or connects.
 
 Forking from a process that has torch in memory takes some 20 ms where a new interpreter takes
 seconds, which makes both the start of a run and the rebirth of a worker quick. The nursery starts
@@ -31,10 +33,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..protocol.bootstrap import WorkerBirth
+from ..protocol.job_file import imported_modules
 
 __all__ = ["main"]
 
 _PR_SET_PDEATHSIG = 1
+
+_IMPORTED_BY_OPTIMIZERS = "torch._dynamo"
+"""torch imports it with the first optimizer it makes, which takes longer than all else there."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -165,6 +171,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # All that a worker needs is imported here, once for every fork to come.
     importlib.import_module(".process", __package__)
+    for name in (_IMPORTED_BY_OPTIMIZERS, *imported_modules(Path(sys.argv[2]))):
+        # What goes wrong here goes wrong in the worker again, with the user's own line.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
     _Nursery().serve()
 
 

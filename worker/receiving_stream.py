@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -11,6 +13,7 @@ from ..protocol.errors import LinkError, ProtocolError
 from ..protocol.messages import (
     Announce,
     Message,
+    ParcelDigest,
     Peer,
     StreamHello,
     StreamProbe,
@@ -22,10 +25,12 @@ from ..protocol.sockets import Authority, KeyPair, Server
 from .boundary import Parcel, allocate, assemble, tensors_of
 from .link import RECEIVER
 from .stream_end import LINK_TIMEOUT_S, StreamEnd, Target, stream_identity
+from .stream_log import digest_of, is_needed_after
 
 __all__ = ["ReceivingStream"]
 
 _PROBE_INTERVAL_S = 0.5
+_MOST_DIGESTS = 1 << 14  # in a welcome, which has its size limit; a mismatch shows in the first
 
 
 class ReceivingStream(StreamEnd):
@@ -44,8 +49,18 @@ class ReceivingStream(StreamEnd):
         device: where the tensors are wanted.
         window: parcels that may be here before they are taken, at least 1. With more, the sender
             waits: this is the only back-pressure there is.
-        wait_timeout_s: how long ``take`` waits.
+        wait_timeout_s: how long ``take`` waits while the link stands.
+        epoch_batches: mini-batches of one epoch.
         backend: of the link, see ``link.default_backend``.
+        is_wanted: whether the stage has yet to execute this op; asked in the stream's own thread
+            when the parcel for it is here. One that is not wanted is thrown away.
+        on_link_lost: told why, in the stream's own thread, once for each link that broke.
+        on_fault: given what ended the stream, in its own thread.
+
+    Attributes:
+        endpoint: where the sender is to connect to.
+        discarded: parcels that were not wanted.
+        refused: hellos of old generations or incarnations.
     """
 
     def __init__(
@@ -63,7 +78,11 @@ class ReceivingStream(StreamEnd):
         device: torch.device,
         window: int,
         wait_timeout_s: float,
+        epoch_batches: int,
         backend: str,
+        is_wanted: Callable[[Op], bool],
+        on_link_lost: Callable[[str], None],
+        on_fault: Callable[[Exception], None],
     ) -> None:
         self._server = Server(
             context,
@@ -81,28 +100,47 @@ class ReceivingStream(StreamEnd):
             device=device,
             window=window,
             wait_timeout_s=wait_timeout_s,
+            epoch_batches=epoch_batches,
             backend=backend,
+            on_link_lost=on_link_lost,
+            on_fault=on_fault,
         )
         self.endpoint = self._server.ipc_endpoint or self._server.tcp_endpoint
-        """Where the sender is to connect to."""
+        self.discarded = 0
+        self.refused = 0
+        self._is_wanted = is_wanted
         # Guarded by the gate:
+        self._position = 0  # no parcel with a lower number is needed
         self._parcels: dict[Op, Parcel] = {}
+        self._digests: dict[int, tuple[Op, int]] = {}  # by number, rising
         self._cut: int | None = None
         # The thread's own:
         self._last_op: Op | None = None
         self._hello: StreamHello | None = None  # the newest that is not answered yet
 
+    def resume_at(self, number: int) -> None:
+        """Need nothing below this number: that of the first input in flight in a snapshot.
+
+        To be said before the first ``expect``.
+        """
+        assert self._thread is None, "a stream that runs has a position of its own"
+        self._position = number
+
     def expect(self, generation: int, peer: Peer) -> None:
-        """Let this sender, and no other, build this generation of the link."""
+        """Let this sender, and no other, build this generation of the link.
+
+        Does nothing if this generation or a newer one was asked for before.
+        """
         self._want(Target(generation, peer))
 
     def take(self, op: Op) -> Parcel | None:
         """Return the parcel for ``op``, waiting for it; parcels may be taken in any order.
 
-        Returns None for a forward that ``stop_before`` has cut off.
+        It has its number. Returns None for a forward that ``stop_before`` has cut off.
 
         Raises:
-            LinkError: the neighbour is gone.
+            LinkError: the stream was closed.
+            ProtocolError: the neighbour does not keep to the protocol.
             DeadlineError: the parcel did not come in time.
         """
         with self._gate:
@@ -123,6 +161,15 @@ class ReceivingStream(StreamEnd):
         """Free whoever waits for the forward of ``batch`` or a later one: it was never fed."""
         with self._gate:
             self._cut = batch
+
+    def trim(self, update: int) -> None:
+        """Forget what was only to be compared with a life from before the state of ``update``."""
+        with self._gate:
+            self._digests = {
+                number: (op, digest)
+                for number, (op, digest) in self._digests.items()
+                if is_needed_after(op, update, self._epoch_batches)
+            }
 
     def _is_cut(self, op: Op) -> bool:
         return self._cut is not None and op.kind is Kind.FORWARD and op.batch >= self._cut
@@ -163,28 +210,39 @@ class ReceivingStream(StreamEnd):
         if hello.generation == target.generation and theirs == ours:
             return hello
         self._hello = None
+        self.refused += 1
         if hello.generation == target.generation:
             reason = f"stage, incarnation and backend are {theirs}; expected {ours}"
-            self._say(hello.stage, hello.incarnation, StreamRefused(reason=reason))
+            refusal = StreamRefused(reason=reason, attempt=hello.attempt)
+            self._say(hello.stage, hello.incarnation, refusal)
         return None
 
     def _build(self, target: Target, hello: StreamHello) -> None:
         self._hello = None
 
         def exchange(own: bytes) -> bytes:
-            welcome = StreamWelcome(
-                generation=hello.generation,
-                attempt=hello.attempt,
-                position=self._position,
-                address=own,
-            )
-            if not self._say(hello.stage, hello.incarnation, welcome):
+            if not self._say(hello.stage, hello.incarnation, self._welcome(hello, own)):
                 raise LinkError(f"{target.name} is gone")
             return hello.address
 
         if self._open_link(target, exchange):
             with self._gate:
-                self._connected = target
+                self._stand(target)
+
+    def _welcome(self, hello: StreamHello, own: bytes) -> StreamWelcome:
+        with self._gate:
+            digests = (
+                ParcelDigest(number=number, digest=digest)
+                for number, (_, digest) in self._digests.items()
+                if number >= hello.number
+            )
+            return StreamWelcome(
+                generation=hello.generation,
+                attempt=hello.attempt,
+                position=self._position,
+                address=own,
+                digests=tuple(islice(digests, _MOST_DIGESTS)),
+            )
 
     def _receive(self, target: Target, identity: str, announce: Announce) -> None:
         link = self._standing_link(target)
@@ -202,20 +260,27 @@ class ReceivingStream(StreamEnd):
                 return
         tensors = allocate(announce.boundary, self._device)
         link.receive(tensors, what=str(op), timeout_s=LINK_TIMEOUT_S)
+        digest = digest_of(tensors)  # now: once it can be taken, the stage may write to it
         value = assemble(announce.boundary, tensors)
-        parcel = Parcel(op, value, announce.samples, announce.batch_samples)
+        number = announce.position
+        parcel = Parcel(op, value, announce.samples, announce.batch_samples, number)
+        is_wanted = self._is_wanted(op)
         with self._gate:
-            self._position += 1
+            self._position = number + 1
             self._last_op = op
-            self._parcels[op] = parcel
+            self._digests[number] = op, digest
+            if is_wanted:
+                self._parcels[op] = parcel
+            else:
+                self.discarded += 1
 
     def _due_op(self, announce: Announce) -> Op:
         """Return what comes next; raise ProtocolError if it cannot come next."""
         op = Op.parse(announce.op)
-        if announce.position != self._position or op in self._parcels:
+        if announce.position < self._position or op in self._parcels:
             raise ProtocolError(
                 f"{self._peer_name()} announced {op} as parcel {announce.position} of its "
-                f"{self._name}; parcel {self._position} is due"
+                f"{self._name}; parcel {self._position} or a later one is due"
             )
         if not 1 <= announce.samples <= announce.batch_samples:
             raise ProtocolError(f"{op} has {announce.samples} of {announce.batch_samples} samples")

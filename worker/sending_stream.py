@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 
 import torch
 import zmq
 
-from ..protocol.errors import LinkError, ProtocolError
-from ..protocol.messages import Announce, Boundary, Peer, StreamHello, StreamRefused, StreamWelcome
-from ..protocol.schedule import Op
+from ..protocol.errors import LinkError, ProtocolError, ReplayMismatchError
+from ..protocol.messages import Announce, Peer, StreamHello, StreamRefused, StreamWelcome
 from ..protocol.sockets import Client, KeyPair
-from .boundary import Parcel, describe, settled, tensors_of
+from .boundary import Parcel
 from .link import SENDER, Link
 from .stream_end import LINK_TIMEOUT_S, StreamEnd, Target, stream_identity
+from .stream_log import LoggedParcel, StreamLog, digest_of
 
 __all__ = ["SendingStream"]
 
@@ -25,20 +24,8 @@ _RETRY_PAUSE_S = 0.1
 _IDLE_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Outgoing:
-    """A parcel that waits to be sent, cut from its graph."""
-
-    op: Op
-    tensors: list[torch.Tensor]
-    boundary: Boundary
-    samples: int
-    batch_samples: int
-    complete: torch.cuda.Event | None  # reached when the tensors are; None on CPU
-
-
 class SendingStream(StreamEnd):
-    """An ``Outbox`` that a neighbour empties.
+    """An ``Outbox`` that a neighbour empties, and that can give again what it gave before.
 
     Args:
         name: "activations" or "gradients".
@@ -50,8 +37,17 @@ class SendingStream(StreamEnd):
         keys: our own pair; None where all workers are on one host.
         device: where the tensors are.
         window: parcels that may wait to be sent, at least 1; with more, ``put`` waits.
-        wait_timeout_s: how long ``put`` waits.
+        log_bytes: payload that may be kept for a neighbour that is restarted; with more, ``put``
+            waits until ``trim``.
+        wait_timeout_s: how long ``put`` waits while the link stands.
+        epoch_batches: mini-batches of one epoch.
         backend: of the link, see ``link.default_backend``.
+        on_link_lost: told why, in the stream's own thread, once for each link that broke.
+        on_fault: given what ended the stream, in its own thread.
+
+    Attributes:
+        sent: parcels that left by a link, some of them perhaps again.
+        suppressed: parcels that were made again for a receiver that had them.
     """
 
     def __init__(
@@ -66,8 +62,12 @@ class SendingStream(StreamEnd):
         keys: KeyPair | None,
         device: torch.device,
         window: int,
+        log_bytes: int,
         wait_timeout_s: float,
+        epoch_batches: int,
         backend: str,
+        on_link_lost: Callable[[str], None],
+        on_fault: Callable[[Exception], None],
     ) -> None:
         super().__init__(
             name,
@@ -77,88 +77,129 @@ class SendingStream(StreamEnd):
             device=device,
             window=window,
             wait_timeout_s=wait_timeout_s,
+            epoch_batches=epoch_batches,
             backend=backend,
+            on_link_lost=on_link_lost,
+            on_fault=on_fault,
         )
+        self.sent = 0
+        self.suppressed = 0
         self._context = context
         self._run_id = run_id
         self._incarnation = incarnation
         self._keys = keys
-        self._queue: deque[_Outgoing] = deque()  # guarded by the gate
+        self._log_bytes = log_bytes
+        # Guarded by the gate:
+        self._log = StreamLog(epoch_batches)
+        self._next = 0  # lower numbers were sent, or suppressed
+        # The thread's own:
         self._client: Client | None = None
         self._server: Peer | None = None  # of the client
         self._attempt = 0
         self._peer_position = 0  # what it said when we last met
+        self._digests: dict[int, int] = {}  # by number, of what it has that we have not made yet
+
+    @property
+    def number(self) -> int:
+        """Number that the next parcel will have, for the thread that puts."""
+        return self._log.next_number
+
+    @property
+    def log_bytes_used(self) -> int:
+        """Payload that is kept for a neighbour that is restarted, in bytes."""
+        return self._log.size_bytes
+
+    def resume_at(self, number: int) -> None:
+        """Give the next new parcel this number; to be said before the first ``connect``."""
+        assert self._thread is None, "a stream that runs has numbers of its own"
+        self._log.next_number = number
 
     def connect(self, generation: int, peer: Peer) -> None:
-        """Build this generation of the link, trying until it stands or another is asked for."""
+        """Build this generation of the link, trying until it stands or a newer is asked for.
+
+        Does nothing if this generation or a newer one was asked for before.
+        """
         self._want(Target(generation, peer))
 
-    def put(self, parcel: Parcel) -> None:
-        """Send ``parcel`` soon; waits only while ``window`` parcels wait already.
+    def put(self, parcel: Parcel, number: int | None = None) -> None:
+        """Send ``parcel`` soon, and keep it until it is trimmed.
+
+        Waits while ``window`` parcels wait already, or while the log is full.
+
+        Args:
+            parcel: what the neighbour will take.
+            number: that it had in a former incarnation; below ``self.number``, and rising.
 
         Raises:
             JobError: the value cannot cross a stage boundary.
-            LinkError: the neighbour is gone.
-            DeadlineError: the neighbour did not take parcels in time.
+            LinkError: the stream was closed.
+            ProtocolError: the neighbour refuses the link.
+            ReplayMismatchError: the neighbour had something else from our former incarnation.
+            DeadlineError: the neighbour did not take parcels in time, or the log stayed full.
         """
-        outgoing = self._outgoing(parcel)
+        logged = LoggedParcel.of(parcel, self.number if number is None else number)
         with self._gate:
             self._gate.check()
             self.waited_s += self._wait_for_queue(self._window - 1)
-            self._queue.append(outgoing)
+            self.waited_s += self._wait_for_room(logged)
+            self._log.append(logged)
         self._waker.wake()
+
+    def trim(self, update: int) -> None:
+        """Drop what only a stage restored to before the state of ``update`` would ask for."""
+        with self._gate:
+            self._log.trim(update)
 
     def flush(self, timeout_s: float) -> None:
         """Wait until all that was put has left for a receiver that has room for it.
 
-        The last bytes may still be under way; close when the peer is known to be done.
+        The last bytes may still be under way, and a neighbour that is restarted may want them
+        again: close when the peer is known to be done. Time counts while the link stands.
 
         Raises:
-            LinkError: the neighbour is gone.
+            LinkError: the stream was closed.
             DeadlineError: the time is up.
         """
         with self._gate:
             self._wait_for_queue(0, timeout_s)
 
     def _wait_for_queue(self, most: int, timeout_s: float | None = None) -> float:
-        return self._gate.wait(
-            lambda: len(self._queue) <= most,
-            lambda: f"{self._peer_name()} to take {self._queue[0].op}",
-            timeout_s,
-        )
+        def what() -> str:
+            head = self._log.from_number(self._next)
+            return f"{self._peer_name()} to take {head.op if head else 'parcels'}"
 
-    def _outgoing(self, parcel: Parcel) -> _Outgoing:
-        boundary = describe(parcel.value)
-        kept = settled(parcel)
-        complete = None
-        if self._device.type == "cuda":
-            complete = torch.cuda.Event(blocking=True)
-            complete.record(torch.cuda.current_stream(self._device))
-        return _Outgoing(
-            op=kept.op,
-            tensors=tensors_of(kept.value),
-            boundary=boundary,
-            samples=kept.samples,
-            batch_samples=kept.batch_samples,
-            complete=complete,
+        return self._gate.wait(lambda: self._log.count_from(self._next) <= most, what, timeout_s)
+
+    def _wait_for_room(self, parcel: LoggedParcel) -> float:
+        log = self._log
+        return self._gate.wait(
+            # A parcel larger than the log has to go through alone.
+            lambda: not len(log) or log.size_bytes + parcel.size_bytes <= self._log_bytes,
+            lambda: (
+                f"room for {parcel.op} in what it keeps of its {self._name}: the log is full with "
+                f"{len(log)} parcels of {log.size_bytes} bytes, allowed are {self._log_bytes}"
+            ),
+            advice="take snapshots more often (--snapshot-every) or allow more (--log-memory)",
         )
 
     # -- in the stream's own thread -----------------------------------------------------------
 
     def _step(self, target: Target) -> None:
-        with self._gate:
-            head = self._queue[0] if self._queue else None
-            link = self._standing_link(target)
-            has_failed = self._gate.has_failed
-        if has_failed:
-            with self._gate:
-                self._gate.wait_without_limit(lambda: not self._gate.has_failed or self._is_closing)
-        elif link is None:
-            self._build(target)
-        elif head is None:
+        if target == self._lost:
             self._rest(_IDLE_S)
+            return
+        link = self._standing_link(target)
+        if link is None:
+            self._build(target)
+            return
+        with self._gate:
+            parcel = self._log.from_number(self._next)
+        if parcel is None:
+            self._rest(_IDLE_S)
+        elif parcel.number < self._peer_position:
+            self._suppress(target, parcel)
         else:
-            self._transmit(target, link, head)
+            self._transmit(target, link, parcel)
 
     def _rest(self, timeout_s: float) -> None:
         # Reading also clears away the receiver's probes.
@@ -182,19 +223,20 @@ class SendingStream(StreamEnd):
             self._rest(_RETRY_PAUSE_S)
             return
         with self._gate:
-            while self._queue and self._position < self._peer_position:
-                self._sent()  # it had arrived, only the last link could not tell us
-            if self._position != self._peer_position:
-                raise LinkError(
+            if self._peer_position < self._log.first_number:
+                raise ReplayMismatchError(
                     f"{target.name} needs parcel {self._peer_position} of the {self._name}; "
-                    f"stage {self._stage} has only those from {self._position} on"
+                    f"stage {self._stage} has only those from {self._log.first_number} on"
                 )
-            self._connected = target
+            self._next = min(self._next, self._peer_position)
+            self._stand(target)
 
     def _greet(self, target: Target, own: bytes) -> bytes:
         """Say hello with our rendezvous value and return the one in the answer."""
         assert self._client is not None
         self._attempt += 1
+        with self._gate:
+            number = self._next
         hello = StreamHello(
             stream=self._name,
             stage=self._stage,
@@ -203,6 +245,7 @@ class SendingStream(StreamEnd):
             attempt=self._attempt,
             backend=self._backend,
             address=own,
+            number=number,
         )
         self._client.send(hello)
         deadline_s = time.monotonic() + _ANSWER_TIMEOUT_S
@@ -212,33 +255,51 @@ class SendingStream(StreamEnd):
             if self._is_closing or self._wanted != target:
                 break
             answer = received[0] if received else None
-            if isinstance(answer, StreamRefused):
+            if isinstance(answer, StreamRefused) and answer.attempt == self._attempt:
                 raise ProtocolError(f"{target.name} refuses the {self._name} link: {answer.reason}")
             if isinstance(answer, StreamWelcome) and answer.attempt == self._attempt:
                 self._peer_position = answer.position
+                self._digests = {each.number: each.digest for each in answer.digests}
                 return answer.address
         raise LinkError("no answer")
 
-    def _transmit(self, target: Target, link: Link, outgoing: _Outgoing) -> None:
+    def _suppress(self, target: Target, parcel: LoggedParcel) -> None:
+        """Do not send what the receiver has; see that it is the same."""
+        parcel.land()
+        theirs = self._digests.pop(parcel.number, None)  # None: it had that from before a restart
+        if theirs is not None and (ours := digest_of(parcel.tensors)) != theirs:
+            raise ReplayMismatchError(
+                f"stage {self._stage} was restarted and has made parcel {parcel.number} of its "
+                f"{self._name}, {parcel.op}, anew with digest {ours:016x}; {target.name} has it "
+                f"with {theirs:016x}. The same work must give the same bits: is there chance in "
+                "the model that is not torch's, or is the device another?"
+            )
+        with self._gate:
+            self._next = parcel.number + 1
+            self.suppressed += 1
+
+    def _transmit(self, target: Target, link: Link, parcel: LoggedParcel) -> None:
         assert self._client is not None
         announce = Announce(
-            op=str(outgoing.op),
-            samples=outgoing.samples,
-            batch_samples=outgoing.batch_samples,
-            boundary=outgoing.boundary,
+            op=str(parcel.op),
+            samples=parcel.samples,
+            batch_samples=parcel.batch_samples,
+            boundary=parcel.boundary,
             generation=target.generation,
-            position=self._position,
+            position=parcel.number,
         )
         self._client.send(announce)
-        if outgoing.complete is not None:
-            outgoing.complete.synchronize()
-        link.send(outgoing.tensors, what=str(outgoing.op), timeout_s=LINK_TIMEOUT_S)
+        if self._backend == "nccl":
+            parcel.wait_complete()
+            tensors = [tensor.to(self._device) for tensor in parcel.tensors]  # a copy if sent again
+        else:
+            parcel.land()
+            tensors = parcel.tensors
+        link.send(tensors, what=str(parcel.op), timeout_s=LINK_TIMEOUT_S)
+        parcel.land()
         with self._gate:
-            self._sent()
-
-    def _sent(self) -> None:
-        self._queue.popleft()
-        self._position += 1
+            self._next = parcel.number + 1
+            self.sent += 1
 
     def _close_socket(self) -> None:
         if self._client is not None:

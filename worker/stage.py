@@ -6,7 +6,7 @@ and no order of ops. A value comes in as leaves of this stage's own graph (see `
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -95,6 +95,33 @@ class Stage:
         """Micro-batches that wait for their backward."""
         return len(self._in_flight)
 
+    def buffers(self) -> dict[str, Tensor]:
+        """Return all buffers under their full names: the real ones, shared ones more than once."""
+        return {
+            f"{path}.{name}": buffer
+            for path, module in self._modules().items()
+            for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+        }
+
+    def rebind_buffers(self, values: Mapping[str, Tensor]) -> None:
+        """Replace buffers by copies of ``values``, keeping those shared that are.
+
+        Not in place: a graph remembers which version of a running mean it has seen, and the
+        backward would refuse another.
+
+        Args:
+            values: by full name, as ``buffers`` returned them.
+        """
+        modules = self._modules()
+        old = self.buffers()
+        copies: dict[int, Tensor] = {}
+        for name, value in values.items():
+            path, _, key = name.rpartition(".")
+            same = id(old.get(name, value))
+            if same not in copies:
+                copies[same] = value.to(self._device, copy=True)
+            setattr(modules[path], key, copies[same])
+
     def forward(self, op: Op, value: Value) -> Value:
         """Run the layers and keep the graph for the backward of the same micro-batch.
 
@@ -160,6 +187,13 @@ class Stage:
         if trains:
             self._in_flight[op.batch, op.micro].outputs = loss if share == 1 else loss * share
         return score
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {
+            f"{name}.{inner}" if inner else name: module
+            for name, layer in self._layers
+            for inner, module in layer.named_modules()
+        }
 
     def _enter(self, value: Value) -> Value:
         if not self.is_first:

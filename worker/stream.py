@@ -5,16 +5,22 @@ parcel is announced by message and its tensors follow on the link, so the receiv
 the right room before anything comes::
 
     sender                                receiver
-    StreamHello(generation, address)  ──▶  checks who it is
-                                      ◀──  StreamWelcome(address, position)
+    StreamHello(generation, number)   ──▶  checks who it is
+                                      ◀──  StreamWelcome(position, digests)
                   both build the link of this generation
-    Announce(op, boundary, position)  ──▶  waits until it has room
+    Announce(op, boundary, number)    ──▶  waits until it has room
     tensors                           ══▶
 
-An end that fails remembers why, and whoever waits for it is told at once. ``connect`` and
-``expect`` with a new generation start afresh: parcels are kept until the peer has them, and the
-receiver's position says which those are. Deadlines are those of ``take`` and ``put``, where the
-stage itself waits; the threads wait for as long as it does.
+Links break when a process at one end dies. That is nobody's fault here: the stage goes on
+waiting in ``take`` or ``put``, and ``expect`` and ``connect`` build the link of the next
+generation, maybe with a neighbour in a new incarnation. Then the receiver's position is the only
+truth: it needs the parcels from that number on, and no other. The sender keeps what it sent until
+it is trimmed, so a restarted receiver gets again what its former self lost. A restarted sender
+makes its parcels anew, with their old numbers; those the receiver has are not sent, but digests
+show whether they are the same.
+
+Deadlines are those of ``take`` and ``put``, where the stage itself waits, and count only while
+the link stands; the threads wait for as long as it does.
 """
 
 from __future__ import annotations

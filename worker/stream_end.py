@@ -1,4 +1,8 @@
-"""What both ends of a stream share: a thread, links by generation, a fault. Knows no parcels."""
+"""What both ends of a stream share: a thread, and links by generation. Knows no parcels.
+
+Links come and go with the processes at their ends. That is no fault: a link that breaks is
+dropped and told of, whoever waits goes on waiting, and a newer generation takes its place.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import contextlib
 import logging
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -57,8 +62,12 @@ class StreamEnd(ABC):
         address: numeric address of this host that the peer can reach.
         device: where the tensors are.
         window: parcels this end holds before the caller or the peer must wait, at least 1.
-        wait_timeout_s: how long the stage may wait here.
+        wait_timeout_s: how long the stage may wait here while the link stands.
+        epoch_batches: mini-batches of one epoch.
         backend: of the link, see ``link.default_backend``.
+        on_link_lost: told why, in the stream's own thread, once for each link that broke.
+        on_fault: given what ended the stream, in its own thread; the stage may be waiting for
+            another stream, which ``fail`` tells.
     """
 
     def __init__(
@@ -71,7 +80,10 @@ class StreamEnd(ABC):
         device: torch.device,
         window: int,
         wait_timeout_s: float,
+        epoch_batches: int,
         backend: str,
+        on_link_lost: Callable[[str], None],
+        on_fault: Callable[[Exception], None],
     ) -> None:
         assert window >= 1, f"a window of {window} parcels lets nothing through"
         self._name = name
@@ -80,34 +92,47 @@ class StreamEnd(ABC):
         self._address = address
         self._device = device
         self._window = window
+        self._epoch_batches = epoch_batches
         self._backend = backend
+        self._on_link_lost = on_link_lost
+        self._on_fault = on_fault
         self.waited_s = 0.0
         """Time that the stage has waited here in sum."""
         self._waker = Waker()
         self._gate = Gate(stage, wait_timeout_s)
-        # Guarded by the gate: which link is wanted, which stands, how many parcels went through.
+        # Guarded by the gate: which link is wanted, and which stands.
         self._wanted: Target | None = None
         self._connected: Target | None = None
         self._is_closing = False
-        self._position = 0
         # The thread's own; others may only abort it.
         self._link: Link | None = None
+        self._lost: Target | None = None  # the newest whose link stood and broke
         self._thread: threading.Thread | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the link of the newest generation asked for stands."""
+        return self._wanted is not None and self._connected == self._wanted
 
     def wait_connected(self, timeout_s: float) -> None:
         """Wait until the link of the newest generation asked for stands.
 
         Raises:
-            LinkError: the neighbour is gone.
-            ProtocolError: it refuses the link.
+            ProtocolError: the neighbour refuses the link.
+            ReplayMismatchError: an end lacks what the other needs.
             DeadlineError: the time is up.
         """
         with self._gate:
             self._gate.wait(
-                lambda: self._wanted is not None and self._connected == self._wanted,
+                lambda: self.is_connected,
                 lambda: f"the {self._name} link with {self._peer_name()}",
                 timeout_s,
+                counts_always=True,
             )
+
+    def fail(self, error: Exception) -> None:
+        """Let whoever waits here, now or later, hear of this fault; the first one stays."""
+        self._gate.fail(error)
 
     def close(self) -> None:
         """End the thread, its socket and its link; parcels that are still here are lost."""
@@ -125,9 +150,13 @@ class StreamEnd(ABC):
         self._waker.close()
 
     def _want(self, target: Target) -> None:
+        """Replace the link by one of this generation, unless a newer one is wanted already."""
         with self._gate:
+            if self._wanted is not None and target.generation <= self._wanted.generation:
+                return
             self._wanted = target
-            self._gate.recover()
+            self._connected = None
+            self._gate.stop_clock()
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._run, name=f"stage {self._stage} {self._name}", daemon=True
@@ -140,7 +169,9 @@ class StreamEnd(ABC):
         """Get the thread out of whatever it waits for."""
         link = self._link
         if link is not None:
-            link.abort()
+            # On a GPU the abort of one link may wait for the kernels of another, so that those
+            # of a worker's links must not wait for each other.
+            threading.Thread(target=link.abort, name=f"{self._name} abort", daemon=True).start()
         self._waker.wake()
 
     def _peer_name(self) -> str:
@@ -158,24 +189,44 @@ class StreamEnd(ABC):
 
     def _run(self) -> None:
         with _own_cuda_stream(self._device):
-            while not self._is_closing:
-                target = self._wanted
-                assert target is not None, "the thread starts when there is a link to build"
-                try:
-                    self._step(target)
-                except Exception as error:  # noqa: BLE001 # the stage must hear of any
-                    self._drop_link()
-                    self._fail(error, target)
+            try:
+                while not self._is_closing:
+                    self._run_link()
+            except Exception as error:  # noqa: BLE001 # the stage must hear of any
+                with self._gate:
+                    self._connected = None
+                    self._gate.fail(error)
+                self._on_fault(error)
         self._drop_link()
         self._close_socket()
 
-    def _fail(self, error: Exception, target: Target) -> None:
+    def _run_link(self) -> None:
+        """Work for one target until its link breaks or another one is wanted."""
+        target = self._wanted
+        assert target is not None, "the thread starts when there is a link to build"
+        try:
+            while not self._is_closing and self._wanted == target:
+                self._step(target)
+        except LinkError as error:
+            self._lose_link(target, str(error))
+
+    def _lose_link(self, target: Target, reason: str) -> None:
+        self._drop_link()
         with self._gate:
-            self._connected = None
-            if self._wanted == target:
-                self._gate.fail(error)
-            else:  # the link that broke was to be replaced anyhow
-                logger.info("%s link given up: %s", self._name, error)
+            is_wanted = self._wanted == target and not self._is_closing
+            if is_wanted:
+                self._lost = target
+                self._connected = None
+                self._gate.stop_clock()
+        logger.info("%s link lost: %s", self._name, reason)
+        if is_wanted:  # else it was to be replaced anyhow
+            self._on_link_lost(reason)
+
+    def _stand(self, target: Target) -> None:
+        """Take the link that was built into service; the gate is held."""
+        if self._wanted == target:
+            self._connected = target
+            self._gate.start_clock()
 
     def _open_link(self, target: Target, exchange: Exchange) -> bool:
         """Try to build the link; return whether it stands."""

@@ -12,7 +12,7 @@ backward reads whatever is there by then. That is what vanilla and SpecTrain wan
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -159,6 +159,44 @@ class Weights:
         self._version += 1
         self._restore()
         self._set_lr()
+
+    @property
+    def clean(self) -> list[Tensor]:
+        """Clean weights, one flat tensor per segment: the real ones, not copies."""
+        return [segment.clean for segment in self._segments]
+
+    @property
+    def live(self) -> list[Tensor]:
+        """Live weights, one flat tensor per segment: the real ones, not copies."""
+        return [segment.live for segment in self._segments]
+
+    def resume(
+        self, version: int, clean: Sequence[Tensor], optimizer_state: dict[str, Any]
+    ) -> None:
+        """Go on from the state after an earlier update, of these weights or of a former self.
+
+        Args:
+            version: updates that the state has seen.
+            clean: what ``clean`` had then.
+            optimizer_state: what ``optimizer.state_dict()`` was then; its tensors are taken over.
+        """
+        self._version = version
+        self.optimizer.load_state_dict(optimizer_state)
+        groups = {
+            id(param): group for group in self.optimizer.param_groups for param in group["params"]
+        }
+        for segment, values in zip(self._segments, clean, strict=True):
+            segment.group = groups[id(segment.params[0])]  # loading made new ones
+            segment.clean.copy_(values)
+        self._restore()
+
+    def show(self, live: Sequence[Tensor]) -> None:
+        """Make live weights what ``live`` had once; ``resume`` has to follow.
+
+        Where clean and live weights share memory the clean ones are overwritten too.
+        """
+        for segment, values in zip(self._segments, live, strict=True):
+            segment.live.copy_(values)
 
     def clean_state(self) -> dict[str, Tensor]:
         """Return clean parameters and buffers under the keys of the model's ``state_dict``.

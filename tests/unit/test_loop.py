@@ -352,7 +352,7 @@ class Broken:
     def take(self, op: Op) -> Parcel:
         raise LinkError(f"{op} is gone")
 
-    def put(self, parcel: Parcel) -> None:
+    def put(self, parcel: Parcel, *_: object) -> None:
         raise LinkError(f"{parcel.op} is gone")
 
 
@@ -521,7 +521,9 @@ def test_batches_leave_no_garbage() -> None:
 class Deaf:
     """A stream that loses everything."""
 
-    def put(self, parcel: Parcel) -> None: ...
+    number = 0
+
+    def put(self, *_: object) -> None: ...
 
 
 def test_a_stuck_pipeline_says_where() -> None:

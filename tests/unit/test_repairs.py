@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from unit.test_run_state import Run, exited, fault, hello, links, progress, ready, sent
 
@@ -22,7 +25,6 @@ from spectrain.protocol.messages import (
     StartWorker,
     StopBefore,
     WorkerConnected,
-    WorkerFault,
 )
 
 
@@ -32,10 +34,14 @@ def training(stages: int = 3, hosts: tuple[str, ...] = ("left", "right")) -> Run
     return run
 
 
+def changed(message: Message, **fields: Any) -> Message:
+    """Return the same message with some fields changed."""
+    return replace(message, **fields)
+
+
 def reborn(message: Message, incarnation: int) -> Message:
     """Return a worker's message as its later incarnation would say it."""
-    fields = {name: getattr(message, name) for name in type(message).__dataclass_fields__}
-    return type(message)(**{**fields, "incarnation": incarnation})
+    return changed(message, incarnation=incarnation)
 
 
 def say(run: Run, stage: int, incarnation: int, message: Message) -> list[Instruction]:
@@ -162,9 +168,9 @@ def test_the_user_is_told_when_a_stage_is_as_far_as_it_was() -> None:
     die(run, 1)
     come_back(run, 1, 1)
     run.now += 0.8
-    (told,) = say(run, 1, 1, progress(1))
+    (told,) = say(run, 1, 1, changed(progress(1), replayed=3))
     assert told == Tell(
-        "info", "stage 1 on left restarted as incarnation 1, replayed 3 updates, back in 0.8 s"
+        "info", "stage 1 on left restarted as incarnation 1, replayed 3 batches, back in 0.8 s"
     )
     assert run.state.repairs.restarts == 1
 
@@ -174,9 +180,7 @@ def test_a_stage_that_replays_is_not_yet_back() -> None:
     run.worker(1, progress(1))
     die(run, 1)
     come_back(run, 1, 1)
-    behind = progress(1)
-    fields = {name: getattr(behind, name) for name in type(behind).__dataclass_fields__}
-    assert say(run, 1, 1, type(behind)(**{**fields, "version": 2})) == []
+    assert say(run, 1, 1, changed(progress(1), state="replaying")) == []
 
 
 def raise_again(run: Run, stage: int, incarnation: int) -> list[Instruction]:
@@ -222,9 +226,7 @@ def test_restarts_without_progress_come_with_growing_pauses() -> None:
 @pytest.mark.parametrize("code", [2, 4, 6])
 def test_what_replay_would_only_repeat_ends_the_run_at_once(code: int) -> None:
     run = training()
-    message = fault(1, "NonFiniteError")
-    fields = {name: getattr(message, name) for name in WorkerFault.__dataclass_fields__}
-    run.worker(1, WorkerFault(**{**fields, "exit_code": code}))
+    run.worker(1, changed(fault(1, "NonFiniteError"), exit_code=code))
     assert run.state.phase is Phase.FAILING
 
 

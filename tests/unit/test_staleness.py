@@ -122,3 +122,21 @@ def test_prediction_for_a_million_batches() -> None:
     assert predicted(Schedule.ASYNCHRONOUS, 0, 4, work) == Staleness(
         forward_mean=(0 + 1 + 2 + 3 * (10**6 - 3)) / 10**6, forward_max=3
     )
+
+
+def test_a_counter_goes_on_from_what_another_had() -> None:
+    ops = list(
+        with_versions(
+            stage_ops(Schedule.ASYNCHRONOUS, 0, 3, Work(train_batches=9, epoch_batches=9))
+        )
+    )
+    whole, first = StalenessCounter(), StalenessCounter()
+    for op, version in ops:
+        whole.record(op, version)
+    for op, version in ops[:11]:
+        first.record(op, version)
+    second = StalenessCounter(first.tallies)
+    for op, version in ops[11:]:
+        second.record(op, version)
+    assert second.tallies == whole.tallies
+    assert second.staleness == whole.staleness != first.staleness
