@@ -31,9 +31,9 @@ def main() -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     authority = None if birth.tcp_address is None else Authority(context, dict(birth.allowed))
     try:
-        control = _server(birth, "control", context, authority, _port_of(birth, 0))
-        data = _server(birth, "data", context, authority, _port_of(birth, 1))
-        files = RunDirectory(Path(birth.settings.run_dir))
+        control = _server(birth, "control", context, authority, birth.ports[0])
+        data = _server(birth, "data", context, authority, birth.ports[1])
+        files = RunDirectory(Path(birth.settings.run_dir), goes_on=birth.is_restarted)
     except UserError as error:
         print(json.dumps({"refused": str(error)}), flush=True)  # noqa: T201
         return error.exit_code
@@ -50,28 +50,22 @@ def main() -> int:
     return Coordinator(birth, control, data, RunRecord(birth.settings, files)).run()
 
 
-def _port_of(birth: CoordinatorBirth, offset: int) -> str | None:
-    """Return the address to listen on: a fixed port serves control, the next one data."""
-    address = birth.tcp_address
-    if address is None or address.endswith("]") or ":" not in address:
-        return address
-    host, _, port = address.rpartition(":")
-    return f"{host}:{int(port) + offset}"
-
-
 def _server(
     birth: CoordinatorBirth,
     name: str,
     context: zmq.Context[zmq.Socket[bytes]],
     authority: Authority | None,
-    tcp_address: str | None,
+    port: int,
 ) -> Server:
+    address = birth.tcp_address
+    if address is not None and port:
+        address = f"{address}:{port}"
     sizes = {"max_frame_bytes": MAX_PAYLOAD_BYTES} if name == "data" else {}
     return Server(
         context,
         run_id=bytes.fromhex(birth.run_id),
         ipc=Path(birth.ipc_dir, f"{name}.sock"),
-        tcp=tcp_address,
+        tcp=address,
         keys=birth.keys,
         authority=authority,
         heartbeat_s=birth.settings.heartbeat_s,

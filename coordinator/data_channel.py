@@ -65,6 +65,11 @@ class DataChannel:
                 self._limit = self._newest_asked + 1
             return self._limit
 
+    def stop_feeding_before(self, batch: int) -> None:
+        """Give out no batch from ``batch`` on, as was decided before this process began."""
+        with self._lock:
+            self._limit = batch
+
     def close(self) -> None:
         """End the thread and close the socket."""
         self._closing = True

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..protocol.errors import ProtocolError
 from ..protocol.messages import BatchResult, Evaluated, Progress, StageDone, Trained, View
@@ -94,6 +94,31 @@ class Metrics:
     def cut(self, work: Work) -> None:
         """Take over ``work`` that ends earlier, because the run was asked to stop."""
         self._work = work
+
+    def reload(self, records: Iterable[Record]) -> None:
+        """Take over what a coordinator before this one wrote down."""
+        for record in records:
+            if record["kind"] == "train":
+                result = BatchResult(
+                    batch=record["update"],
+                    samples=record["samples"],
+                    loss=record["loss"],
+                    metrics=record["metrics"],
+                    lr=record["lr"],
+                )
+                if self._remember(result):
+                    self.batches += 1
+                    self.samples += result.samples
+                    self._recent.append(result)
+            elif record["kind"] == "evaluation":
+                self._evaluations[record["round"]] = Evaluated(
+                    stage=0,
+                    incarnation=0,
+                    round=record["round"],
+                    samples=record["samples"],
+                    loss=record["loss"],
+                    metrics=record["metrics"],
+                )
 
     def progress(self, message: Progress) -> None:
         """Take over one worker's counters."""

@@ -25,6 +25,7 @@ from ..protocol.messages import (
 )
 from ..protocol.settings import Settings
 from .events import End
+from .memory import Memory
 from .metrics import Metrics, Placement
 from .run_state import RunState
 from .sinks import RunDirectory, json_text, status_record
@@ -55,13 +56,28 @@ class RunRecord:
         self.summary_json = ""
         files.write_settings(settings)
 
+    def memory(self) -> Memory:
+        """Return what the coordinator before this one wrote down.
+
+        Raises:
+            OSError: it wrote nothing.
+        """
+        return Memory.from_json(self._files.read_commit())
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether there can be numbers."""
+        return self._metrics is not None
+
     def planned(self, plan: Plan) -> None:
         """Write the plan; from now on there can be numbers."""
         from .export import WeightsCollector
         from .plan import stage_rows
 
         self._weights = WeightsCollector(plan.state_names)
-        self._metrics = Metrics(self._settings, plan.work, plan.layer_counts)
+        metrics = Metrics(self._settings, plan.work, plan.layer_counts)
+        metrics.reload(self._files.read_metrics())
+        self._metrics = metrics
         self._plan = plan
         self._files.write_plan({"stages": stage_rows(plan, self._settings)})
 
@@ -117,7 +133,7 @@ class RunRecord:
         tensors = self._weights.tensors
         digest = weights_sha256(tensors)
         repairs = state.repairs
-        summary = self._known_metrics.summary(weights_sha256=digest, restarts=repairs.restarts)
+        summary = self._known_metrics.summary(weights_sha256=digest, restarts=sum(repairs.restarts))
         summary["stopped_early"] = state.stopping is not None
         summary["repairs"] = [
             {

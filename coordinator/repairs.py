@@ -77,9 +77,18 @@ class Repairs:
     _lost_at: dict[int, float] = field(default_factory=dict[int, float])  # hosts
 
     @property
-    def restarts(self) -> int:
-        """Workers that were started again, in all."""
-        return sum(counter.restarts for counter in self._counters.values())
+    def restarts(self) -> tuple[int, ...]:
+        """How often each stage was started again because it failed."""
+        return tuple(
+            self._counters[stage].restarts if stage in self._counters else 0
+            for stage in range(len(self.fleet.workers))
+        )
+
+    def remember(self, restarts: tuple[int, ...]) -> None:
+        """Take over what a former coordinator counted."""
+        self._counters = {
+            stage: FailureCounter(restarts=count) for stage, count in enumerate(restarts)
+        }
 
     # -- workers die ----------------------------------------------------------------------------
 
@@ -149,8 +158,8 @@ class Repairs:
         instructions = self._abandon_hosts(now)
         for stage, due in sorted(self._due.items()):
             worker = self.fleet.workers[stage]
-            agent = self.fleet.agents[worker.slot[0]]
-            if now >= due and not agent.lost:
+            agent = self.fleet.agents.get(worker.slot[0])
+            if now >= due and agent is not None and not agent.lost:
                 del self._due[stage]
                 instructions += self._start(worker, now)
         return instructions
@@ -170,14 +179,16 @@ class Repairs:
         request = StartWorker(
             stage=worker.stage, incarnation=worker.incarnation, slot=worker.slot[1]
         )
-        return [Send(worker.agent, request)]
+        # A restarted coordinator must not give the same incarnation to another process.
+        return [self.rounds.persist(), Send(worker.agent, request)]
 
     def hello(self, worker: Worker, message: WorkerHello, now: float) -> list[Instruction]:
         """A worker introduces itself: give it its stage, and the state to begin from."""
         worker.pid = message.pid
         if worker.stage in self._repairs:
             self._repairs[worker.stage].hello_at = now
-        assert self.plan is not None
+        if self.plan is None:
+            return []  # a restarted coordinator gets to know the run before it has loaded the job
         assignment = Assign(
             settings_json=self.settings.to_json(),
             work=self.plan.work,
@@ -267,6 +278,19 @@ class Repairs:
             told.append(Send(LAUNCHER, StartAgent(host_index=index)))
         return told
 
+    def missing(self, worker: Worker, now: float) -> list[Instruction]:
+        """A restarted coordinator has not heard from a worker: replace it, wherever it is."""
+        self._asked_for.add(worker.stage)
+        agent = self.fleet.agents.get(worker.slot[0])
+        kill = [] if agent is None or agent.lost else [self.kill(worker, "not heard from")]
+        return [*kill, *self._failed(worker, "not heard from", "", now)]
+
+    def agent_missing(self, index: int, now: float) -> list[Instruction]:
+        """A restarted coordinator has not heard from an agent: start it again."""
+        self._lost_at[index] = now
+        self._agent_attempts[index] = 1
+        return [Send(LAUNCHER, StartAgent(host_index=index))]
+
     def agent_silent(self, index: int) -> list[Instruction]:
         """A host says nothing although its connection stands: it may be cut off, or come back."""
         if index in self._lost_at:
@@ -310,7 +334,8 @@ class Repairs:
             if now - lost_at < 2 * self.settings.lease_s:
                 continue
             del self._lost_at[index]
-            self.fleet.agents[index].lost = True
+            if index in self.fleet.agents:
+                self.fleet.agents[index].lost = True
             self.catalogue.lose_host(index)
             for worker in self.fleet.on_host(index):
                 if not worker.exited:

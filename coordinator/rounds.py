@@ -6,6 +6,7 @@ anybody hears of it, and chooses how far apart rounds are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..protocol.messages import (
@@ -40,12 +41,17 @@ class Rounds:
     """The rounds of one run.
 
     Attributes:
+        settings: the run's.
+        fleet: everybody.
+        catalogue: where snapshots are.
+        persist: makes the instruction that writes down what a restarted coordinator must know.
         plan: what workers were told last; None before that.
     """
 
     settings: Settings
     fleet: Fleet
     catalogue: Catalogue
+    persist: Callable[[], Persist]
     plan: SnapshotPlan | None = None
     _trained_since: float | None = None
     _capture_s: float = 0.0
@@ -138,7 +144,7 @@ class Rounds:
             return []
         message = Committed(update=update, digests=self.catalogue.digests)
         return [
-            Persist(self.catalogue.to_json()),
+            self.persist(),
             *self.fleet.to_workers(message),
             *self.fleet.to_agents(message),
         ]

@@ -8,6 +8,9 @@
                                                                                 │           ▼
                                                                               ENDED ◀── FINISHING
 
+A coordinator that was started again begins in ``REJOINING`` instead and goes on in ``TRAINING``
+when every worker has introduced itself, or has been silent for a lease.
+
 Within ``TRAINING`` workers, agents and hosts may die and be replaced (``repairs.py``) while the
 others go on; a fault ends the run only when it cannot be repaired or must not be.
 
@@ -38,6 +41,7 @@ from ..protocol.messages import (
     StageDone,
     StartWorker,
     StopBefore,
+    WhoAreYou,
     WorkerConnected,
     WorkerExited,
     WorkerFault,
@@ -54,6 +58,7 @@ from .events import (
     Exported,
     Instruction,
     LauncherGone,
+    Persist,
     Planned,
     PlanRefused,
     Received,
@@ -65,6 +70,7 @@ from .events import (
 )
 from .first_cause import Fault, first_cause
 from .fleet import Agent, Fleet, Worker
+from .memory import Memory
 from .repairs import GiveUp, Repairs
 from .rounds import Rounds
 from .watch import is_fatal, late_start, silent_hosts, silent_workers
@@ -77,6 +83,9 @@ _SETTLE_S = 1.0
 A worker that dies takes its neighbours' links with it; whose report comes first is chance.
 """
 
+_GENERATIONS_PER_LIFE = 1_000_000
+"""More links than a coordinator will ever build."""
+
 _ABOUT_SNAPSHOTS = (
     AgentSnapshots, CheckpointWritten, Replicated, ReplicationFailed, SnapshotWritten
 )  # fmt: skip
@@ -88,6 +97,7 @@ class Phase(str, Enum):
     GATHERING = "gathering"  # agents are on their way, the job is being loaded and cut
     STARTING = "starting"  # workers are forked and build their stages
     CONNECTING = "connecting"  # workers build the links to their neighbours
+    REJOINING = "rejoining"  # a restarted coordinator gets to know the run it has
     TRAINING = "training"
     FINISHING = "finishing"  # every stage is done; the model is being written
     FAILING = "failing"  # a fault was seen; others may still explain it
@@ -100,7 +110,8 @@ class RunState:
     Args:
         settings: the run's.
         hosts: names in the order of the user's list; agents are known by index.
-        now: when the run began.
+        now: when the run, or this coordinator's part in it, began.
+        memory: what the coordinator before this one wrote down; None at the beginning.
 
     Attributes:
         phase: where it is.
@@ -109,7 +120,13 @@ class RunState:
         stopping: why and where the run was asked to stop; None if it was not.
     """
 
-    def __init__(self, settings: Settings, hosts: tuple[str, ...], now: float) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        hosts: tuple[str, ...],
+        now: float,
+        memory: Memory | None = None,
+    ) -> None:
         self.settings = settings
         self.phase = Phase.GATHERING
         self.fleet = Fleet(hosts)
@@ -117,12 +134,23 @@ class RunState:
         self._started = now
         self._plan: Planned | None = None
         self._catalogue = Catalogue(stages=settings.stages, hosts=range(len(hosts)))
-        self._rounds = Rounds(settings, self.fleet, self._catalogue)
+        self._life = 1
+        if memory is not None:
+            self._recall(memory)
+        self._rounds = Rounds(settings, self.fleet, self._catalogue, self._persist)
         self.repairs = Repairs(settings, self.fleet, self._catalogue, self._rounds)
         self._faults: list[Fault] = []
         self._failing_since = now
         self._gave_up = ""
         self._weights_arrived = False
+        if memory is not None:
+            self.repairs.remember(memory.restarts)
+            self.repairs.generation = self._life * _GENERATIONS_PER_LIFE
+            if memory.stop_before is not None:
+                self.stopping = StoppedFeeding(
+                    memory.stop_before, memory.stop_reason, memory.stop_code
+                )
+                self.repairs.stop_message = StopBefore(batch=memory.stop_before)
 
     def handle(  # noqa: PLR0911  one for each kind of event
         self, event: Event, now: float
@@ -134,7 +162,7 @@ class RunState:
             return self._received(event.sender, event.message, now)
         if isinstance(event, Planned):
             self._plan = self.repairs.plan = event
-            return self._start_workers()
+            return [*self._start_workers(), *self._rejoined(now)]
         if isinstance(event, PlanRefused):
             return self._end("failed", event.cause.exit_code, event.cause)
         if isinstance(event, StoppedFeeding):
@@ -197,7 +225,7 @@ class RunState:
             return self._start_workers()
         agent = self.fleet.agents.get(index)
         if agent is None:
-            return []
+            return [Send(f"agent/{index}", WhoAreYou())]
         agent.heard = now
         self.repairs.agent_spoke(index)
         if isinstance(message, _ABOUT_SNAPSHOTS):
@@ -242,26 +270,29 @@ class RunState:
     def _from_worker(  # noqa: C901, PLR0911  one branch for each kind of message
         self, worker: Worker, message: Message, now: float
     ) -> list[Instruction]:
+        is_stranger = worker.heard is None and not isinstance(message, WorkerHello)
         worker.heard = now
+        if is_stranger:
+            return [Send(worker.identity, WhoAreYou())]
         if isinstance(message, WorkerHello):
             return self.repairs.hello(worker, message, now)
         if isinstance(message, WorkerReady):
             if self.phase is Phase.TRAINING:
                 return self.repairs.ready(worker, message, now)
             worker.ready = message
-            return self._connect()
+            return [*self._connect(), *self._rejoined(now)]
         if isinstance(message, WorkerConnected):
             worker.connected = True
             if self.phase is Phase.TRAINING:
                 return self.repairs.connected(worker, now)
-            return self._go(now)
+            return [*self._go(now), *self._rejoined(now)]
         if isinstance(message, Progress):
             before = worker.progress
             if before is None or before.last_op != message.last_op or message.waiting_for:
                 worker.moved = now
             worker.progress = message
             return self.repairs.progress(worker, message, now)
-        if isinstance(message, SnapshotWritten):
+        if isinstance(message, SnapshotWritten) and self._plan is not None:
             return self._rounds.hear(worker.slot[0], message)
         if isinstance(message, StageDone):
             worker.done = message
@@ -315,7 +346,63 @@ class RunState:
         self.phase = Phase.TRAINING
         for worker in workers:
             worker.moved = now
-        return [*self._rounds.begin(now), *self.fleet.to_workers(Go())]
+        return [self._persist(), *self._rounds.begin(now), *self.fleet.to_workers(Go())]
+
+    # -- after a restart of the coordinator -----------------------------------------------------
+
+    def _recall(self, memory: Memory) -> None:
+        self.phase = Phase.REJOINING
+        self._life = memory.life + 1
+        hosts = range(len(self.fleet.hosts))
+        self._catalogue = Catalogue.from_json(
+            memory.catalogue, stages=self.settings.stages, hosts=hosts
+        )
+        self.fleet.workers = [
+            Worker(stage, slot, self.fleet.hosts[slot[0]], incarnation=incarnation)
+            for stage, (slot, incarnation) in enumerate(
+                zip(memory.slots, memory.incarnations, strict=True)
+            )
+        ]
+
+    def _persist(self) -> Persist:
+        stopping = self.stopping
+        memory = Memory(
+            life=self._life,
+            catalogue=self._catalogue.to_json(),
+            slots=tuple(worker.slot for worker in self.fleet.workers),
+            incarnations=tuple(worker.incarnation for worker in self.fleet.workers),
+            restarts=self.repairs.restarts,
+            stop_before=None if stopping is None else stopping.before,
+            stop_reason="" if stopping is None else stopping.reason,
+            stop_code=0 if stopping is None else stopping.exit_code,
+        )
+        return Persist(memory.to_json())
+
+    def _rejoined(self, now: float, *, waited: bool = False) -> list[Instruction]:
+        """Go on as soon as everybody is known, or has had a lease to introduce itself."""
+        if self.phase is not Phase.REJOINING or self._plan is None:
+            return []
+        workers = self.fleet.workers
+        known = all(worker.connected for worker in workers)
+        if not known and not waited:
+            return []
+        self.phase = Phase.TRAINING
+        instructions: list[Instruction] = [
+            Tell("warning", "the coordinator was restarted and has found the run again"),
+            self._persist(),
+            *self._rounds.begin(now),
+            *self.fleet.to_workers(Go()),
+        ]
+        for index in range(len(self.fleet.hosts)):
+            if index not in self.fleet.agents:
+                instructions += self.repairs.agent_missing(index, now)
+        for worker in workers:
+            worker.moved = now
+            if worker.heard is None and not worker.exited:
+                instructions += self.repairs.missing(worker, now)
+            elif worker.ready is not None and not worker.connected:
+                instructions += self.repairs.ready(worker, worker.ready, now)
+        return instructions
 
     # -- the way down ---------------------------------------------------------------------------
 
@@ -325,8 +412,10 @@ class RunState:
         if self.stopping is not None:
             return []
         self.stopping = event
+        persist = self._persist()
         message = self.repairs.stop_message = StopBefore(batch=event.before)
         return [
+            persist,
             Tell("warning", f"{event.reason}: stopping after batch {event.before - 1}"),
             *self.fleet.to_workers(message),
         ]
@@ -370,6 +459,8 @@ class RunState:
             cause = first_cause(self._faults)
             cause = replace(cause, advice=self._gave_up + cause.advice)
             return self._end("failed", cause.exit_code, cause)
+        if self.phase is Phase.REJOINING and now - self._started > self.settings.lease_s:
+            return self._rejoined(now, waited=True)
         missing = self.waiting_for()
         if missing and now - self._started > self.settings.start_timeout_s:
             cause = late_start(self.settings.start_timeout_s, missing)

@@ -83,11 +83,16 @@ class Coordinator:
         self._record = record
         self._waker = Waker()
         self._events: deque[Event] = deque()
-        self._state = RunState(birth.settings, birth.hosts, time.monotonic())
+        memory = record.memory() if birth.is_restarted else None
+        self._state = RunState(birth.settings, birth.hosts, time.monotonic(), memory)
+        # A restarted coordinator hears workers before it has loaded the job again.
+        self._unkept: deque[tuple[str, str, Message]] = deque()
         self._ended: End | None = None
         self._launcher_gone = threading.Event()
         self._due = {self._tick: 0.0, self._show: 0.0, self._status: 0.0, self._timings: 0.0}
         self._data = DataChannel(data, on_weights=self._take_weights, on_error=self._refuse)
+        if self._state.stopping is not None:
+            self._data.stop_feeding_before(self._state.stopping.before)
 
     def run(self) -> int:
         """Run to the end and return the exit code of the run."""
@@ -98,6 +103,7 @@ class Coordinator:
             self._waker.clear()
             if received is not None:
                 self._hear(received.identity, received.message)
+            self._keep_all()
             while self._events:
                 self._handle(self._events.popleft())
             self._do_what_is_due()
@@ -112,12 +118,18 @@ class Coordinator:
             return
         worker = self._state.fleet.named(sender)
         if worker is not None:
+            self._unkept.append((sender, worker.host, message))
+            self._keep_all()
+        self._handle(Received(sender, message))
+
+    def _keep_all(self) -> None:
+        """Write down what workers said, once there is a plan to understand it by."""
+        while self._record.is_planned and self._unkept:
+            sender, host, message = self._unkept.popleft()
             try:
-                self._keep(message, worker.host)
+                self._keep(message, host)
             except ProtocolError as error:
                 logger.warning("dropped a %s of %s: %s", type(message).__name__, sender, error)
-                return
-        self._handle(Received(sender, message))
 
     def _keep(self, message: Message, host: str) -> None:
         """Write down what a worker says of itself; decisions do not depend on it."""

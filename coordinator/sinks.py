@@ -17,6 +17,7 @@ one, never half. Floats that JSON has no word for (NaN, infinities) become ``nul
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -37,20 +38,22 @@ class RunDirectory:
     Args:
         path: the run directory; it is made, with its parents, where it does not exist.
 
+        goes_on: whether the run is under way and its files are to be continued.
+
     Raises:
         UserError: it already holds a run, which is never overwritten, or cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, goes_on: bool = False) -> None:
         self.path = path
-        if (path / "status.json").exists():
+        if not goes_on and (path / "status.json").exists():
             raise UserError(
                 f"run directory {path} already holds a run (it has a status.json); a run is never "
                 f"overwritten. Choose another --run-dir, or remove this one."
             )
         try:
             (path / "faults").mkdir(parents=True, exist_ok=True)
-            self._metrics = (path / "metrics.jsonl").open("w", encoding="utf-8")
+            self._metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
         except OSError as error:
             raise UserError(
                 f"run directory {path} cannot be written: {error.strerror}. Choose another "
@@ -73,6 +76,19 @@ class RunDirectory:
     def write_status(self, status: Mapping[str, Any]) -> None:
         """Write ``status.json``, made by ``status_record``."""
         self._write("status.json", status)
+
+    def read_commit(self) -> str:
+        """Return what ``write_commit`` wrote last.
+
+        Raises:
+            OSError: there is nothing.
+        """
+        return (self.path / "commit.json").read_text(encoding="utf-8")
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Return all whole records of ``metrics.jsonl``; the last may have been cut off."""
+        lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
+        return [json.loads(line) for line in lines[:-1] if line]
 
     def write_commit(self, text: str) -> None:
         """Write ``commit.json`` so that not even a crash of this host loses it."""

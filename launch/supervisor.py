@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
 
 import zmq
 
@@ -46,6 +45,7 @@ __all__ = ["Place", "Supervisor", "listen_address"]
 
 _BIRTH_TIMEOUT_S = 30.0
 _POLL_S = 0.2
+_COORDINATOR_RESTARTS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +89,28 @@ def listen_address(places: Sequence[Place]) -> str | None:
     return bracketed(addresses.pop())
 
 
+def split_ports(bind: str | None) -> tuple[str | None, tuple[int, int]]:
+    """Return the address of ``--bind`` and its ports for control and data; 0: any."""
+    if bind is None or bind.endswith("]") or ":" not in bind:
+        return bind, (0, 0)
+    address, _, port = bind.rpartition(":")
+    if not port.isdecimal():
+        raise HostError(f"--bind {bind!r}: expected ADDRESS or ADDRESS:PORT, IPv6 in brackets")
+    return address, (int(port), int(port) + 1)
+
+
+def _port(endpoint: str) -> int:
+    return int(endpoint.rpartition(":")[2])
+
+
 class Supervisor:
     """One run, seen from the command line.
 
     Args:
         settings: what to do.
         places: where, in the order of the stages.
-        bind: address to listen on for other hosts, with or without a port; None: none.
+        bind: address to listen on for other hosts, with or without a port for control, of which
+            the next one is for data; None: all of the run is here.
         ssh: how to reach hosts.
         python: interpreter on the hosts.
         environment: what agents and workers get on top of their own.
@@ -115,7 +130,8 @@ class Supervisor:
     ) -> None:
         self._settings = settings
         self._places = places
-        self._bind = bind
+        self._address, self._ports = split_ports(bind)
+        self._coordinators = 0
         self._ssh = ssh
         self._python = python
         self._environment = environment
@@ -138,7 +154,8 @@ class Supervisor:
             (logs / "coordinator.log").open("w", encoding="utf-8") as log,
             self._listening_to_signals(),
         ):
-            coordinator, self._endpoints = self._start_coordinator(ipc_dir, log)
+            self._ipc_dir, self._log = ipc_dir, log
+            self._coordinator = self._start_coordinator()
             try:
                 for index in range(len(self._places)):
                     self._start_agent(index)
@@ -148,32 +165,32 @@ class Supervisor:
                     identity="launcher",
                     endpoint=self._endpoints["control_ipc"],
                 )
-                ended = self._stand_by(client, coordinator)
+                ended = self._stand_by(client)
                 client.close()
             finally:
-                self._end_processes(coordinator)
+                self._end_processes()
         self._console.show(ended)
         return ended.exit_code
 
     # -- the way up -----------------------------------------------------------------------------
 
-    def _start_coordinator(
-        self, ipc_dir: str, log: TextIO
-    ) -> tuple[RemoteProcess, dict[str, str]]:  # fmt: skip
+    def _start_coordinator(self) -> RemoteProcess:
         birth = CoordinatorBirth(
             run_id=self._run_id,
             settings=self._settings,
             hosts=tuple(place.host.name for place in self._places),
-            ipc_dir=ipc_dir,
-            tcp_address=self._bind,
+            ipc_dir=self._ipc_dir,
+            tcp_address=self._address,
+            ports=self._ports,
+            is_restarted=self._coordinators > 0,
             keys=self._coordinator_keys,
             allowed=self._allowed(),
         )
         answers: queue.SimpleQueue[str] = queue.SimpleQueue()
 
         def write_log(line: str) -> None:
-            log.write(line.partition(": ")[2] + "\n")
-            log.flush()
+            self._log.write(line.partition(": ")[2] + "\n")
+            self._log.flush()
 
         process = start_process(
             None,
@@ -193,12 +210,17 @@ class Supervisor:
             status = process.wait(_BIRTH_TIMEOUT_S)
             raise DeadlineError(
                 f"the coordinator did not start within {_BIRTH_TIMEOUT_S:g} s (status {status}); "
-                f"its log: {log.name}"
+                f"its log: {self._log.name}"
             ) from None
         if "refused" in answer:
             process.wait(_BIRTH_TIMEOUT_S)
             raise HostError(answer["refused"])
-        return process, answer
+        self._coordinators += 1
+        self._endpoints = answer
+        if self._address is not None:
+            # A coordinator that has to be started again must be found where the first was.
+            self._ports = (_port(answer["control_tcp"]), _port(answer["data_tcp"]))
+        return process
 
     def _allowed(self) -> dict[str, str]:
         """Return which identity each key stands for; any slot may run any stage."""
@@ -211,7 +233,7 @@ class Supervisor:
 
     def _start_agent(self, index: int) -> None:
         place = self._places[index]
-        same_host = self._bind is None
+        same_host = self._address is None
         transport = "ipc" if same_host else "tcp"
         birth = AgentBirth(
             run_id=self._run_id,
@@ -227,6 +249,7 @@ class Supervisor:
             keys=self._agent_keys[index],
             slot_keys=tuple(self._slot_keys[index]),
             peer_keys=self._peer_keys(),
+            agent_keys=tuple(keys.public for keys in self._agent_keys),
             same_host=same_host,
             environment=self._environment,
             heartbeat_s=self._settings.heartbeat_s,
@@ -248,7 +271,7 @@ class Supervisor:
 
     # -- while it goes on -----------------------------------------------------------------------
 
-    def _stand_by(self, client: Client, coordinator: RemoteProcess) -> RunEnded:
+    def _stand_by(self, client: Client) -> RunEnded:
         client.send(LauncherHello(pid=os.getpid()))
         stops_sent = 0
         lost: set[int] = set()
@@ -271,8 +294,15 @@ class Supervisor:
                     lost.add(index)
                     agent.wait(_POLL_S)
                     client.send(AgentLost(host_index=index, reason=agent.exit_reason()))
-            if received is None and coordinator.poll() is not None:
-                return self._coordinator_died(coordinator)
+            if received is None and self._coordinator.poll() is not None:
+                if not self._may_restart_coordinator():
+                    return self._coordinator_died(self._coordinator)
+                self._coordinator.wait(_POLL_S)
+                reason = self._coordinator.exit_reason()
+                text = f"the coordinator died: {reason}; starting it again"
+                self._console.show(Note(level="warning", text=text))
+                self._coordinator = self._start_coordinator()
+                client.send(LauncherHello(pid=os.getpid()))
 
     def _stop_request(self, number: signal.Signals, count: int) -> StopRequested:
         reason = "Ctrl-C" if number is signal.SIGINT else number.name
@@ -284,6 +314,12 @@ class Supervisor:
         )
         self._console.show(Note(level="warning", text=text))
         return StopRequested(reason=reason, abort=again)
+
+    def _may_restart_coordinator(self) -> bool:
+        """Tell whether there is a run to go on with, and it is worth another try."""
+        allowed = min(self._settings.max_restarts, _COORDINATOR_RESTARTS)
+        has_begun = Path(self._settings.run_dir, "commit.json").exists()
+        return has_begun and self._coordinators <= allowed and not self._signals
 
     def _coordinator_died(self, coordinator: RemoteProcess) -> RunEnded:
         coordinator.wait(_POLL_S)
@@ -301,12 +337,12 @@ class Supervisor:
 
     # -- the way down ---------------------------------------------------------------------------
 
-    def _end_processes(self, coordinator: RemoteProcess) -> None:
+    def _end_processes(self) -> None:
         """See every process to its end: first by its lifeline, then by a signal."""
         deadline = time.monotonic() + self._settings.grace_s
         for agent in self._agents.values():
             agent.close_stdin()
-        for process in (*self._agents.values(), coordinator):
+        for process in (*self._agents.values(), self._coordinator):
             process.close_stdin()
             if process.wait(max(0.1, deadline - time.monotonic())) is None:
                 process.kill()

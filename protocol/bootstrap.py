@@ -26,8 +26,10 @@ class CoordinatorBirth:
         settings: what the run was asked to do.
         hosts: names of the hosts in the order of the user's list; agents are known by index.
         ipc_dir: directory of the sockets of this host, open to this user only.
-        tcp_address: address, with or without a port, to listen on for other hosts; None where
-            the whole run is on this host.
+        tcp_address: address to listen on for other hosts, without a port; None where the whole
+            run is on this host.
+        ports: to listen on there, for control and for data; 0 lets the system choose.
+        is_restarted: whether the run goes on already, and the coordinator before this one died.
         keys: the coordinator's own.
         allowed: identity (or prefix of identities) by public key; no other key may connect.
     """
@@ -37,6 +39,8 @@ class CoordinatorBirth:
     hosts: tuple[str, ...]
     ipc_dir: str
     tcp_address: str | None
+    ports: tuple[int, int]
+    is_restarted: bool
     keys: KeyPair
     allowed: Mapping[str, str]
 
@@ -51,6 +55,7 @@ class CoordinatorBirth:
         values["settings"] = Settings.from_dict(values["settings"])
         values["keys"] = KeyPair(**values["keys"])
         values["hosts"] = tuple(values["hosts"])
+        values["ports"] = tuple(values["ports"])
         return cls(**values)
 
 

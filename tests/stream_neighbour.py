@@ -1,8 +1,12 @@
-"""A neighbour in a process of its own, for tests. Arguments: ROLE IPC_DIR BACKEND.
+"""A neighbour in a process of its own, for tests. Arguments: ROLE IPC_DIR BACKEND INCARNATION.
 
-As "sender" it is stage 0: it reads the receiver's endpoint from stdin and puts ``F0``, ``F1``, …
-as often as stdin says "put". As "receiver" it is stage 1, prints its endpoint, and never takes
-anything; its window holds one parcel. It ends with stdin.
+A "sender" is stage 0, a "receiver" stage 1, whose window holds one parcel. Either says where it
+listens, if it does, and then obeys lines until its stdin ends::
+
+    resume NUMBER                          go on from this parcel
+    connect GENERATION INCARNATION [ENDPOINT]
+    put                                    the next parcel of a sender
+    take NUMBER                            print "NUMBER DIGEST" of this parcel of a receiver
 """
 
 from __future__ import annotations
@@ -15,7 +19,9 @@ import zmq
 from links import receiving_peer, receiving_stream, sending_peer, sending_stream
 
 from spectrain.protocol.schedule import Kind, Op
-from spectrain.worker.boundary import Parcel
+from spectrain.worker.boundary import Parcel, tensors_of
+from spectrain.worker.stream import ReceivingStream, SendingStream
+from spectrain.worker.stream_log import digest_of
 
 
 def neighbours_parcel(number: int) -> Parcel:
@@ -26,19 +32,42 @@ def neighbours_parcel(number: int) -> Parcel:
     return Parcel(Op(Kind.FORWARD, number), value, len(hidden), len(hidden))
 
 
-def main(role: str, ipc_dir: str, backend: str) -> None:
+def neighbours_digest(number: int) -> int:
+    """Return the digest of that parcel."""
+    return digest_of(tensors_of(neighbours_parcel(number).value))
+
+
+def main(role: str, ipc_dir: str, backend: str, incarnation: str) -> None:
     torch.set_num_threads(1)
+    own = {"backend": backend, "incarnation": int(incarnation)}
     with zmq.Context() as context:
+        end: SendingStream | ReceivingStream
         if role == "sender":
-            end = sending_stream(context, backend=backend)
-            end.connect(1, receiving_peer(sys.stdin.readline().strip()))
+            end = sending_stream(context, **own)
         else:
-            end = receiving_stream(context, Path(ipc_dir), backend=backend, window=1)
-            end.expect(1, sending_peer())
+            end = receiving_stream(context, Path(ipc_dir), window=1, **own)
             print(end.endpoint, flush=True)
-        for number, _ in enumerate(sys.stdin):
-            end.put(neighbours_parcel(number))
+        for line in sys.stdin:
+            obey(end, *line.split())
         end.close()
+
+
+def obey(end: SendingStream | ReceivingStream, command: str, *arguments: str) -> None:
+    if command == "resume":
+        end.resume_at(int(arguments[0]))
+    elif isinstance(end, SendingStream):
+        if command == "connect":
+            generation, incarnation, endpoint = arguments
+            peer = receiving_peer(endpoint, incarnation=int(incarnation))
+            end.connect(int(generation), peer)
+        else:
+            end.put(neighbours_parcel(end.number))
+    elif command == "connect":
+        generation, incarnation = map(int, arguments)
+        end.expect(generation, sending_peer(incarnation=incarnation))
+    else:
+        taken = end.take(Op(Kind.FORWARD, int(arguments[0])))
+        print(taken.number, digest_of(tensors_of(taken.value)), flush=True)
 
 
 if __name__ == "__main__":

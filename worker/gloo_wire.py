@@ -142,16 +142,20 @@ class _Waiter:
         self._jobs: SimpleQueue[tuple[Sequence[Work], float, Future[None]] | None] = SimpleQueue()
         self._done: Future[None] = Future()
         self._done.set_result(None)
+        self._given_up = False
         threading.Thread(target=_serve, args=(self._jobs,), name="gloo wait", daemon=True).start()
 
     def wait(self, works: Sequence[Work], timeout_s: float) -> None:
         """Wait until all is done, or raise RuntimeError."""
-        self._done = Future()
-        self._jobs.put((works, timeout_s, self._done))
-        self._done.result()
+        self._done = done = Future[None]()
+        if self._given_up:
+            raise RuntimeError("the link was aborted")
+        self._jobs.put((works, timeout_s, done))
+        done.result()
 
     def give_up(self, *, after_s: float) -> None:
-        """Make ``wait`` raise; from any thread."""
+        """Make ``wait`` raise, now and whenever it is called; from any thread."""
+        self._given_up = True
         done = self._done
         if wait([done], after_s).not_done:
             _settle(done, RuntimeError("the link was aborted"))

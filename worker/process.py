@@ -10,6 +10,7 @@ import faulthandler
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -85,6 +86,9 @@ class _Worker:
         self._loop: Loop | None = None
         self._links: Neighbours | None = None
         self._results: list[BatchResult] = []
+        # What a coordinator that died may have heard and not written down.
+        self._recent: deque[BatchResult] = deque()
+        self._evaluations: list[Evaluated] = []
         self._results_sent = time.monotonic()
         self._results_lock = threading.Lock()
         control.progress = self._progress
@@ -101,7 +105,8 @@ class _Worker:
         parts = build_stage(
             job, settings, assign.layer_counts, self._birth.stage, device=device
         )  # fmt: skip
-        snapshot = self._snapshot = self._load_snapshot(assign)
+        snapshot = self._load_snapshot(assign)
+        self._from = None if snapshot is None else snapshot.position
         neighbours = self._links = self._neighbours(device)
         streams = self._streams(neighbours, parts, device)
         snapshotter = self._snapshotter(parts)
@@ -118,6 +123,7 @@ class _Worker:
         )
         if snapshot is not None:
             loop.resume(snapshot)
+            del snapshot  # it is as large as the stage
         self._listen(loop, neighbours, streams, snapshotter)
         state = parts.weights.clean_state()
         control.send(neighbours.ready(sum(tensor.numel() for tensor in state.values())))
@@ -131,7 +137,13 @@ class _Worker:
         self._send_results()
         neighbours.flush()
         self._deliver(parts)
-        control.on_restarted_coordinator = lambda: self._deliver(parts)
+        tell_again = control.on_restarted_coordinator
+
+        def deliver_again() -> None:
+            tell_again()
+            self._deliver(parts)
+
+        control.on_restarted_coordinator = deliver_again
         self._state = "done"
 
     # -- building -------------------------------------------------------------------------------
@@ -184,7 +196,7 @@ class _Worker:
     def _ops(self) -> Iterator[Op]:
         """Return the ops that are still to be done, from this process's beginning."""
         settings, stage = self._settings, self._birth.stage
-        remaining = stage_ops if self._snapshot is None else self._snapshot.remaining
+        remaining = stage_ops if self._from is None else self._from.remaining
         return remaining(settings.schedule, stage, settings.stages, self._work)
 
     def _snapshotter(self, parts: Parts) -> Snapshotter:
@@ -208,16 +220,28 @@ class _Worker:
             for feed in feeds:
                 feed.stop_before(message.batch)
 
-        def ask_again() -> None:
+        def committed(message: Committed) -> None:
+            neighbours.trim(message.update)
+            with self._results_lock:
+                while self._recent and self._recent[0].batch < message.update:
+                    self._recent.popleft()
+
+        def tell_again() -> None:
             for feed in feeds:
                 feed.ask_again()
+            with self._results_lock:
+                recent = tuple(self._recent)
+            if recent:
+                self._control.send(Trained(**self._who, batches=recent))
+            for evaluated in self._evaluations:
+                self._control.send(evaluated)
 
         control = self._control
         control.handle(StopBefore, stop_before)
         control.handle(Connect, neighbours.connect)
-        control.handle(Committed, lambda message: neighbours.trim(message.update))
+        control.handle(Committed, committed)
         control.handle(SnapshotPlan, lambda plan: snapshotter.plan(plan.first, plan.every))
-        control.on_restarted_coordinator = ask_again
+        control.on_restarted_coordinator = tell_again
 
     # -- what the parts report ------------------------------------------------------------------
 
@@ -253,12 +277,15 @@ class _Worker:
         self._results_sent = time.monotonic()
         with self._results_lock:
             batches, self._results = tuple(self._results), []
+            self._recent.extend(batches)
             if batches:
                 self._control.send(Trained(**self._who, batches=batches))
 
     def _evaluated(self, result: EvaluationResult) -> None:
         self._send_results()
-        self._control.send(Evaluated(**self._who, **asdict(result)))
+        evaluated = Evaluated(**self._who, **asdict(result))
+        self._evaluations.append(evaluated)
+        self._control.send(evaluated)
 
     def _progress(self, sent: int, dropped: int) -> Progress:
         loop, links = self._loop, self._links

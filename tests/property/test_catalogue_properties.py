@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 from spectrain.coordinator.catalogue import Catalogue
 from spectrain.protocol.messages import SnapshotFile
 
-UPDATES = st.integers(1, 4)
+UPDATES = st.integers(1, 6)
 PICK = st.integers(0, 5)
 
 
@@ -64,6 +64,13 @@ class Run(RuleBasedStateMachine):
     def replicas_arrive_everywhere(self, file: SnapshotFile) -> None:
         for index in range(len(self.hosts)):
             self.replica_arrives(file, index)
+
+    @rule(ahead=st.integers(1, 2), but=PICK)
+    def a_round_is_written(self, ahead: int, but: int) -> None:
+        """Let all stages but perhaps one write the same round, with all its replicas."""
+        for stage in set(range(self.stages)) - {but}:
+            file = self.write(stage, self.committed + ahead, stage)
+            self.replicas_arrive_everywhere(file)
 
     @rule(stage=PICK)
     def restart(self, stage: int) -> None:

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 import torch
 from logged_streams import FeedEnd, Receiver, Sender
-from pipelines import ListFeed, adamw, assert_same_bits, make_job, make_settings, regression, sgd
+from pipelines import (
+    ListFeed,
+    adamw,
+    assert_same_bits,
+    make_job,
+    make_settings,
+    mlp,
+    regression,
+    sgd,
+)
 from replay import RUN_ID, Pipeline, cut, noisy_model
 from torch import Tensor, nn
 
@@ -131,6 +140,15 @@ def test_a_frozen_stage_comes_back_with_its_buffers(tmp_path: Path) -> None:
     assert_same_state(parts, pipeline.workers[0].parts)
     counts = [value for name, value in parts.stage.buffers().items() if "num_batches" in name]
     assert [count.item() for count in counts] == [UPDATES]
+
+
+def test_a_stage_without_any_weights_comes_back(tmp_path: Path) -> None:
+    job, feed = make_job(mlp), ListFeed(regression(UPDATES))
+    pipeline = Pipeline(
+        job=job, feed=feed, layer_counts=[1, 1, 5], directory=tmp_path, every=UPDATES
+    )
+    pipeline.run(Random(0))
+    assert_same_state(restored(pipeline, 1), pipeline.workers[1].parts)
 
 
 def test_the_next_update_and_prediction_are_those_of_the_old_stage(tmp_path: Path) -> None:
