@@ -36,9 +36,6 @@ __all__ = ["GiveUp", "Repairs"]
 
 LAUNCHER = "launcher"
 
-AGENT_ATTEMPTS = 2
-"""How often an agent is started again before its host counts as lost."""
-
 
 class GiveUp(Exception):  # noqa: N818  it is a decision, not an error
     """The ladder has no more rungs; the text says why."""
@@ -73,7 +70,7 @@ class Repairs:
     _raised: dict[int, WorkerFault] = field(default_factory=dict[int, WorkerFault])
     _asked_for: set[int] = field(default_factory=set[int])  # stages whose end we brought about
     _killed: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
-    _agent_attempts: dict[int, int] = field(default_factory=dict[int, int])
+    _hosts: dict[int, FailureCounter] = field(default_factory=dict[int, FailureCounter])
     _lost_at: dict[int, float] = field(default_factory=dict[int, float])  # hosts
 
     @property
@@ -258,9 +255,12 @@ class Repairs:
     # -- agents and hosts -----------------------------------------------------------------------
 
     def agent_lost(self, index: int, reason: str, now: float) -> list[Instruction]:
-        """An agent is gone, and with it the workers of its host: start it again."""
+        """An agent is gone, and with it the workers of its host: start it again.
+
+        One that fails again and again while the run gets nowhere is left alone; its host then
+        counts as lost after two leases.
+        """
         agent = self.fleet.agents[index]
-        attempts = self._agent_attempts.get(index, 0)
         if not agent.lost:
             agent.lost = True
             self._lost_at[index] = now
@@ -273,8 +273,9 @@ class Repairs:
             if not worker.exited:
                 self._asked_for.add(worker.stage)
                 told += self._failed(worker, "its agent is lost", "", now)
-        if attempts < AGENT_ATTEMPTS:
-            self._agent_attempts[index] = attempts + 1
+        counter = self._hosts.setdefault(index, FailureCounter())
+        done = sum(worker.version for worker in self.fleet.workers)
+        if counter.failed(done, "", self.settings.max_restarts).rung is Rung.REPLAY:
             told.append(Send(LAUNCHER, StartAgent(host_index=index)))
         return told
 
@@ -288,7 +289,6 @@ class Repairs:
     def agent_missing(self, index: int, now: float) -> list[Instruction]:
         """A restarted coordinator has not heard from an agent: start it again."""
         self._lost_at[index] = now
-        self._agent_attempts[index] = 1
         return [Send(LAUNCHER, StartAgent(host_index=index))]
 
     def agent_silent(self, index: int) -> list[Instruction]:

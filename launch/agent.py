@@ -83,7 +83,11 @@ class _Agent:
         threading.Thread(target=self._watch_lifeline, name="lifeline", daemon=True).start()
 
     def serve(self) -> None:
-        """Obey the coordinator until it, or the launcher, is done or gone."""
+        """Obey the coordinator until it, or the launcher, is done or gone.
+
+        Raises:
+            SystemExit: the coordinator has been silent for a lease, or the nursery died.
+        """
         birth = self._birth
         self._introduce()
         heard = spoke = time.monotonic()
@@ -103,12 +107,13 @@ class _Agent:
                 self._store.show_life()
                 spoke = now
             if now - heard > birth.lease_s:
-                print(  # noqa: T201  stderr is forwarded to the launcher
+                raise SystemExit(
                     f"agent: no word from the coordinator for {birth.lease_s:g} s; "
-                    "ending this host's workers",
-                    file=sys.stderr,
+                    "ending this host's workers"
                 )
-                return
+        if self._nursery_gone:
+            self._store.keep()  # the agent that comes next needs the snapshots
+            raise SystemExit("agent: the nursery, which forks the workers, is gone")
 
     # -- what the coordinator says --------------------------------------------------------------
 

@@ -104,6 +104,7 @@ class SnapshotStore:
         self.directory = base / f"{_prefix()}{_short(run_id)}-{host_index}"
         self.ipc = self.directory / "ipc"
         self.replicas = self.directory / "replica"
+        self._is_kept = False
         self._lock = _take(self.directory, wait_s)
         for directory in (self.ipc, self.replicas):
             directory.mkdir(mode=0o700, exist_ok=True)
@@ -154,10 +155,15 @@ class SnapshotStore:
         """Return how much more fits: what is kept here is memory, whatever the limit says."""
         return min(shutil.disk_usage(self.directory).free, psutil.virtual_memory().available)
 
+    def keep(self) -> None:
+        """Leave the directory as it is at the end: this host's part of the run is not over."""
+        self._is_kept = True
+
     def close(self) -> None:
-        """Remove the directory and all in it, and let go of the lock."""
+        """Remove the directory and all in it, unless it is kept, and let go of the lock."""
         # What a dying worker still adds while we are at it, the next run removes.
-        shutil.rmtree(self.directory, ignore_errors=True)
+        if not self._is_kept:
+            shutil.rmtree(self.directory, ignore_errors=True)
         os.close(self._lock)
 
 

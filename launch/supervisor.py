@@ -40,6 +40,7 @@ from .address import address_towards, bracketed, is_loopback_address
 from .console import Console
 from .hosts import Host
 from .remote import RemoteProcess, SshOptions, start_process
+from .snapshot_store import remove_run
 
 __all__ = ["Place", "Supervisor", "listen_address"]
 
@@ -347,6 +348,7 @@ class Supervisor:
             if process.wait(max(0.1, deadline - time.monotonic())) is None:
                 process.kill()
                 process.wait(self._settings.grace_s)
+        remove_run(self._run_id)  # what an agent of this machine that was killed has left
 
     @contextmanager
     def _listening_to_signals(self) -> Generator[None]:

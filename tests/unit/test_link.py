@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -10,9 +11,10 @@ from links import BACKENDS_ON_CPU, CPU, in_background, link_pair
 from waiting import wait_until
 
 from spectrain.protocol.errors import DeadlineError, LinkError, SettingsError
-from spectrain.worker.gloo_wire import _listener
+from spectrain.worker.gloo_wire import GlooWire, _listener
 from spectrain.worker.link import LINK_VARIABLE, RECEIVER, SENDER, Link, default_backend, open_link
 from spectrain.worker.nccl_wire import NcclWire
+from spectrain.worker.rendezvous import Met
 
 TENSORS = [
     torch.randn(1000, 300),
@@ -306,6 +308,38 @@ def test_a_gloo_link_that_cannot_be_aborted_says_so(caplog: pytest.LogCaptureFix
         sender._wire._met = sender._wire._met._replace(peer=bytes(170))
         sender.abort()
     assert "cannot abort a gloo link" in caplog.text
+
+
+class DeafGroup:
+    """Stands for a gloo group that has got a part of a message and will not hear of its end."""
+
+    def __init__(self) -> None:
+        self.waiting = threading.Event()
+        self.end = threading.Event()
+
+    def recv(self, *_: object) -> DeafGroup:
+        return self
+
+    def wait(self, timeout: timedelta) -> None:
+        self.waiting.set()
+        assert self.end.wait(timeout.total_seconds())
+
+
+def test_an_abort_that_gloo_does_not_notice_frees_the_waiter_all_the_same() -> None:
+    group = DeafGroup()
+    link = Link(GlooWire(group, 0, Met(b"", b"")), "stage 0")
+
+    def wait() -> None:
+        for _ in range(2):  # it holds for those who come later, too
+            with pytest.raises(LinkError, match=r"could not get F7 from stage 0: .* was aborted"):
+                link.receive([torch.empty(1)], what="F7", timeout_s=100)
+
+    with in_background(wait):
+        assert group.waiting.wait(10)
+        link.abort()
+    assert not group.end.is_set()
+    group.end.set()  # so ends the thread that was left behind
+    link.close()
 
 
 class RecordingGroup:

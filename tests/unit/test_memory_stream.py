@@ -42,3 +42,18 @@ def test_an_op_is_sent_once() -> None:
     outbox.put(parcel("F0"))
     with pytest.raises(AssertionError, match="F0 was sent twice"):
         outbox.put(parcel("F0"))
+
+
+def test_parcels_are_numbered_as_on_a_wire() -> None:
+    outbox, inbox = memory_pair()
+    outbox.put(parcel("F0"))
+    outbox.put(parcel("F1"))
+    assert outbox.number == 2
+    assert [inbox.take(Op.parse(text)).number for text in ("F0", "F1")] == [0, 1]
+
+
+def test_a_parcel_that_is_made_again_keeps_its_number() -> None:
+    outbox, inbox = memory_pair()
+    outbox.put(parcel("F5"), 5)
+    assert outbox.number == 0
+    assert inbox.take(Op.parse("F5")).number == 5
