@@ -27,7 +27,16 @@ from .events import Instruction, Persist, Send, Tell
 from .fleet import Fleet, Worker
 from .snapshot_interval import choose_interval
 
-__all__ = ["Rounds"]
+__all__ = ["ABOUT_SNAPSHOTS", "Rounds"]
+
+ABOUT_SNAPSHOTS = (
+    AgentSnapshots,
+    CheckpointWritten,
+    Replicated,
+    ReplicationFailed,
+    SnapshotWritten,
+)
+"""What ``Rounds.hear`` understands."""
 
 _MEASURE_S = 2.0
 """Training time after which the distance between rounds is chosen from what was measured."""

@@ -22,21 +22,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from enum import Enum
 
 from ..protocol.errors import ExitCode
 from ..protocol.messages import (
     AgentHello,
     AgentLost,
-    AgentSnapshots,
     Cause,
-    CheckpointWritten,
     Go,
     Heartbeat,
     Message,
     Progress,
-    Replicated,
-    ReplicationFailed,
     SnapshotWritten,
     StageDone,
     StartWorker,
@@ -71,8 +66,10 @@ from .events import (
 from .first_cause import Fault, first_cause
 from .fleet import Agent, Fleet, Worker
 from .memory import Memory
+from .phase import Phase, missing_in
+from .rejoin import GENERATIONS_PER_LIFE, go_on, recall_workers, remember, stop_of
 from .repairs import GiveUp, Repairs
-from .rounds import Rounds
+from .rounds import ABOUT_SNAPSHOTS, Rounds
 from .watch import is_fatal, late_start, silent_hosts, silent_workers
 
 __all__ = ["Phase", "RunState"]
@@ -82,26 +79,6 @@ _SETTLE_S = 1.0
 
 A worker that dies takes its neighbours' links with it; whose report comes first is chance.
 """
-
-_GENERATIONS_PER_LIFE = 1_000_000
-"""More links than a coordinator will ever build."""
-
-_ABOUT_SNAPSHOTS = (
-    AgentSnapshots, CheckpointWritten, Replicated, ReplicationFailed, SnapshotWritten
-)  # fmt: skip
-
-
-class Phase(str, Enum):
-    """Where a run is; ``ENDED`` is the only one nothing follows."""
-
-    GATHERING = "gathering"  # agents are on their way, the job is being loaded and cut
-    STARTING = "starting"  # workers are forked and build their stages
-    CONNECTING = "connecting"  # workers build the links to their neighbours
-    REJOINING = "rejoining"  # a restarted coordinator gets to know the run it has
-    TRAINING = "training"
-    FINISHING = "finishing"  # every stage is done; the model is being written
-    FAILING = "failing"  # a fault was seen; others may still explain it
-    ENDED = "ended"
 
 
 class RunState:
@@ -128,29 +105,29 @@ class RunState:
         memory: Memory | None = None,
     ) -> None:
         self.settings = settings
-        self.phase = Phase.GATHERING
+        self.phase = Phase.GATHERING if memory is None else Phase.REJOINING
         self.fleet = Fleet(hosts)
-        self.stopping: StoppedFeeding | None = None
+        self.stopping = None if memory is None else stop_of(memory)
+        self._life = 1 if memory is None else memory.life + 1
         self._started = now
         self._plan: Planned | None = None
         self._catalogue = Catalogue(stages=settings.stages, hosts=range(len(hosts)))
-        self._life = 1
         if memory is not None:
-            self._recall(memory)
+            self.fleet.workers = recall_workers(memory, hosts)
+            self._catalogue = Catalogue.from_json(
+                memory.catalogue, stages=settings.stages, hosts=range(len(hosts))
+            )
         self._rounds = Rounds(settings, self.fleet, self._catalogue, self._persist)
         self.repairs = Repairs(settings, self.fleet, self._catalogue, self._rounds)
+        self.repairs.generation = (self._life - 1) * GENERATIONS_PER_LIFE
+        if memory is not None:
+            self.repairs.remember(memory.restarts)
+        if self.stopping is not None:
+            self.repairs.stop_message = StopBefore(batch=self.stopping.before)
         self._faults: list[Fault] = []
         self._failing_since = now
         self._gave_up = ""
         self._weights_arrived = False
-        if memory is not None:
-            self.repairs.remember(memory.restarts)
-            self.repairs.generation = self._life * _GENERATIONS_PER_LIFE
-            if memory.stop_before is not None:
-                self.stopping = StoppedFeeding(
-                    memory.stop_before, memory.stop_reason, memory.stop_code
-                )
-                self.repairs.stop_message = StopBefore(batch=memory.stop_before)
 
     def handle(  # noqa: PLR0911  one for each kind of event
         self, event: Event, now: float
@@ -180,27 +157,7 @@ class RunState:
 
     def waiting_for(self) -> tuple[str, ...]:
         """Name what start-up still waits for, one line each."""
-        workers = self.fleet.workers
-        if self.phase is Phase.GATHERING:
-            missing = tuple(
-                f"host {host}: its agent has not reported yet"
-                for index, host in enumerate(self.fleet.hosts)
-                if index not in self.fleet.agents
-            )
-            return missing or ("the job: being loaded and cut",)
-        if self.phase is Phase.STARTING:
-            return tuple(
-                f"stage {worker.stage} ({worker.host}, slot {worker.slot[1]}): {worker.state}"
-                for worker in workers
-                if worker.ready is None
-            )
-        if self.phase is Phase.CONNECTING:
-            return tuple(
-                f"stage {worker.stage} ({worker.host}): connecting to its neighbours"
-                for worker in workers
-                if not worker.connected
-            )
-        return ()
+        return missing_in(self.phase, self.fleet)
 
     # -- what peers say -------------------------------------------------------------------------
 
@@ -228,7 +185,7 @@ class RunState:
             return [Send(f"agent/{index}", WhoAreYou())]
         agent.heard = now
         self.repairs.agent_spoke(index)
-        if isinstance(message, _ABOUT_SNAPSHOTS):
+        if isinstance(message, ABOUT_SNAPSHOTS):
             return self._rounds.hear(index, message)
         if not isinstance(message, WorkerStarted | WorkerExited):
             return []
@@ -350,59 +307,19 @@ class RunState:
 
     # -- after a restart of the coordinator -----------------------------------------------------
 
-    def _recall(self, memory: Memory) -> None:
-        self.phase = Phase.REJOINING
-        self._life = memory.life + 1
-        hosts = range(len(self.fleet.hosts))
-        self._catalogue = Catalogue.from_json(
-            memory.catalogue, stages=self.settings.stages, hosts=hosts
-        )
-        self.fleet.workers = [
-            Worker(stage, slot, self.fleet.hosts[slot[0]], incarnation=incarnation)
-            for stage, (slot, incarnation) in enumerate(
-                zip(memory.slots, memory.incarnations, strict=True)
-            )
-        ]
-
     def _persist(self) -> Persist:
-        stopping = self.stopping
-        memory = Memory(
-            life=self._life,
-            catalogue=self._catalogue.to_json(),
-            slots=tuple(worker.slot for worker in self.fleet.workers),
-            incarnations=tuple(worker.incarnation for worker in self.fleet.workers),
-            restarts=self.repairs.restarts,
-            stop_before=None if stopping is None else stopping.before,
-            stop_reason="" if stopping is None else stopping.reason,
-            stop_code=0 if stopping is None else stopping.exit_code,
-        )
+        memory = remember(self._life, self.fleet, self._catalogue, self.repairs, self.stopping)
         return Persist(memory.to_json())
 
     def _rejoined(self, now: float, *, waited: bool = False) -> list[Instruction]:
         """Go on as soon as everybody is known, or has had a lease to introduce itself."""
-        if self.phase is not Phase.REJOINING or self._plan is None:
-            return []
-        workers = self.fleet.workers
-        known = all(worker.connected for worker in workers)
-        if not known and not waited:
+        all_known = all(worker.connected for worker in self.fleet.workers)
+        is_complete = self._plan is not None and (all_known or waited)
+        if self.phase is not Phase.REJOINING or not is_complete:
             return []
         self.phase = Phase.TRAINING
-        instructions: list[Instruction] = [
-            Tell("warning", "the coordinator was restarted and has found the run again"),
-            self._persist(),
-            *self._rounds.begin(now),
-            *self.fleet.to_workers(Go()),
-        ]
-        for index in range(len(self.fleet.hosts)):
-            if index not in self.fleet.agents:
-                instructions += self.repairs.agent_missing(index, now)
-        for worker in workers:
-            worker.moved = now
-            if worker.heard is None and not worker.exited:
-                instructions += self.repairs.missing(worker, now)
-            elif worker.ready is not None and not worker.connected:
-                instructions += self.repairs.ready(worker, worker.ready, now)
-        return instructions
+        begin = [self._persist(), *self._rounds.begin(now)]
+        return [*begin, *go_on(self.fleet, self.repairs, now)]
 
     # -- the way down ---------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ back within the lease asks who is there, and is told all that it needs to go on.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections import deque

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -217,7 +218,7 @@ def test_it_ends_its_workers_and_itself_when_the_launcher_is_gone(run: Run) -> N
 
 def test_it_ends_when_the_coordinator_is_silent_for_a_lease(run: Run) -> None:
     agent = run.started(lease_s=1.0)
-    assert agent.ended() == 0
+    assert agent.ended() == 1
     assert "no word from the coordinator for 1 s" in agent.words()
     assert not agent.directory.exists()
 
@@ -291,11 +292,14 @@ def nursery_of(agent: Agent) -> psutil.Process:
     return nursery
 
 
-def test_it_ends_when_its_nursery_dies(run: Run) -> None:
+def test_it_ends_when_its_nursery_dies_and_leaves_snapshots_to_the_next(run: Run) -> None:
     agent = run.started()
+    agent.put(0, 10)
     nursery_of(agent).kill()
-    assert agent.ended() == 0
-    assert not agent.directory.exists()
+    assert agent.ended() == 1
+    assert "nursery" in agent.words()
+    assert list(agent.directory.glob("stage-0.update-10*"))
+    shutil.rmtree(agent.directory)
 
 
 def test_a_nursery_that_hangs_does_not_keep_workers_alive(run: Run) -> None:
