@@ -19,7 +19,7 @@ from spectrain.worker.rendezvous import Exchange
 from spectrain.worker.stream import ReceivingStream, SendingStream
 
 CPU = torch.device("cpu")
-BACKENDS_ON_CPU = ("gloo", "strict")
+BACKENDS_ON_CPU = ("socket", "gloo", "strict")
 RUN_ID = bytes(16)
 
 

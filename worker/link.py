@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from ..protocol.errors import DeadlineError, LinkError, SettingsError
 from .gloo_wire import open_gloo_wire
 from .nccl_wire import open_nccl_wire
 from .rendezvous import Exchange
+from .socket_wire import open_socket_wire
 from .strict_wire import open_strict_wire
 
 __all__ = ["LINK_VARIABLE", "RECEIVER", "SENDER", "Link", "Wire", "default_backend", "open_link"]
@@ -30,7 +31,7 @@ SENDER, RECEIVER = 0, 1
 LINK_VARIABLE = "SPECTRAIN_LINK"
 """Environment variable that names the backend; the same on every host, meant for tests."""
 
-BACKENDS = ("gloo", "nccl", "strict")
+BACKENDS = ("socket", "gloo", "nccl", "strict")
 
 
 class Wire(Protocol):
@@ -57,15 +58,15 @@ class Wire(Protocol):
 
 
 def default_backend(device: torch.device) -> str:
-    """Return the backend for stages on ``device``: NCCL between GPUs, else gloo.
+    """Return the backend for stages on ``device``: NCCL between GPUs, else plain sockets.
 
-    ``SPECTRAIN_LINK`` overrides: ``gloo`` lets several stages share one GPU (tensors are staged
-    through host memory), ``strict`` tests on CPU what NCCL would not forgive.
+    ``SPECTRAIN_LINK`` overrides: ``socket`` and ``gloo`` let several stages share one GPU (tensors
+    are staged through host memory), ``strict`` tests on CPU what NCCL would not forgive.
 
     Raises:
         SettingsError: the variable names no backend, or NCCL without a GPU.
     """
-    backend = os.environ.get(LINK_VARIABLE) or ("nccl" if device.type == "cuda" else "gloo")
+    backend = os.environ.get(LINK_VARIABLE) or ("nccl" if device.type == "cuda" else "socket")
     if backend not in BACKENDS:
         raise SettingsError(f"{LINK_VARIABLE}={backend!r}: must be one of {', '.join(BACKENDS)}")
     if backend == "nccl" and device.type != "cuda":
@@ -86,7 +87,7 @@ def open_link(
     """Build one end of a link while the peer builds the other.
 
     Args:
-        backend: "gloo", "nccl" or "strict".
+        backend: "socket", "gloo", "nccl" or "strict".
         rank: ``SENDER`` or ``RECEIVER``.
         peer: who is at the other end, for errors, such as "stage 1".
         address: numeric address of this host that the peer can reach.
@@ -101,11 +102,18 @@ def open_link(
         if backend == "nccl":
             wire = open_nccl_wire(rank, device=device, exchange=exchange, timeout_s=timeout_s)
         else:
-            build = {"gloo": open_gloo_wire, "strict": open_strict_wire}[backend]
-            wire = build(rank, address=address, exchange=exchange, timeout_s=timeout_s)
+            wire = _BUILDERS[backend](rank, address=address, exchange=exchange, timeout_s=timeout_s)
     except (RuntimeError, OSError, FutureTimeoutError) as error:
         raise LinkError(f"no {backend} link with {peer}: {error or 'not in time'}") from error
     return Link(wire, peer, is_staged=device.type == "cuda" and backend != "nccl")
+
+
+_BUILDERS: Mapping[str, Callable[..., Wire]] = {
+    "socket": open_socket_wire,
+    "gloo": open_gloo_wire,
+    "strict": open_strict_wire,
+}
+"""Wires that know nothing of GPUs."""
 
 
 class Link:

@@ -163,7 +163,7 @@ def test_all_parcels_come_in_order_whoever_is_killed(
     tmp_path: Path, backend: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for end in (sending_stream, receiving_stream):  # gloo may leave threads behind until then
-        monkeypatch.setattr(end, "LINK_TIMEOUT_S", 4)
+        monkeypatch.setattr(end, "LINK_TIMEOUT_S", 3)
     chance = random.Random(seed)
     kills_left = KILLS
     with resumable_stream(tmp_path, backend=backend) as stream:

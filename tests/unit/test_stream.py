@@ -165,13 +165,14 @@ def test_a_receiver_holds_its_window_and_then_the_sender_waits(
 ) -> None:
     with stream_pair(tmp_path, backend=backend, window=2, wait_timeout_s=0.3) as pair:
         pair.connect()
+        large = torch.zeros(16 << 20)  # more than any socket holds on its way
         for number in range(4):  # two are held there, two wait here
-            pair.sender.put(parcel(f"F{number}"))
+            pair.sender.put(parcel(f"F{number}", large))
         wait_until(lambda: pair.receiver.ready(op("F1")), what="F1")
         with pytest.raises(
             DeadlineError, match=r"stage 0 waited 0\.3 s for stage 1 to take F2; see"
         ):
-            pair.sender.put(parcel("F4"))
+            pair.sender.put(parcel("F4", large))
         assert not pair.receiver.ready(op("F2"))
         for number in range(4):
             pair.receiver.take(op(f"F{number}"))

@@ -195,9 +195,9 @@ def test_a_link_that_is_cut_within_a_large_parcel_delivers_it_by_the_next(
 
     monkeypatch.setattr(Link, "receive", receive_and_tell)
     for end in (sending_module, receiving_module):  # gloo leaves threads behind until then
-        monkeypatch.setattr(end, "LINK_TIMEOUT_S", 5)
+        monkeypatch.setattr(end, "LINK_TIMEOUT_S", 3)
     with resumable_stream(tmp_path, backend=backend) as stream:
-        large = parcel("F0", floats=32 << 20)
+        large = parcel("F0", floats=8 << 20)
         stream.sender.put(large)
         assert begun.wait(20)
         stream.sender._link.abort()
