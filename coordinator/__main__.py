@@ -33,7 +33,9 @@ def main() -> int:
     try:
         control = _server(birth, "control", context, authority, birth.ports[0])
         data = _server(birth, "data", context, authority, birth.ports[1])
-        files = RunDirectory(Path(birth.settings.run_dir), goes_on=birth.is_restarted)
+        files = RunDirectory(
+            Path(birth.settings.run_dir), goes_on=birth.is_restarted or birth.resumes
+        )
     except UserError as error:
         print(json.dumps({"refused": str(error)}), flush=True)  # noqa: T201
         return error.exit_code

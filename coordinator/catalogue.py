@@ -83,6 +83,7 @@ class Catalogue:
         committed round needs is taken from it by silence.
         """
         self._hosts.add(host)
+        self._forget_requests(host)
         self._copies = {
             place: copy
             for place, copy in self._copies.items()
@@ -112,13 +113,17 @@ class Catalogue:
                 del self._copies[place]
         self._asked = {t for t in self._asked if t.stage != stage or t.update <= self._committed}
 
-    def lose_host(self, host: int) -> None:
-        """Forget a host and all it holds; fewer living hosts may ask for fewer copies."""
-        self._hosts.discard(host)
+    def doubt(self, host: int) -> None:
+        """Forget what a host holds until it is surveyed again: its agent is gone."""
         for places in (self._copies, self._checkpoints):
             for place in [place for place in places if place[0] == host]:
                 del places[place]
-        self._asked = {t for t in self._asked if host not in (t.source, t.target)}
+        self._forget_requests(host)
+
+    def lose_host(self, host: int) -> None:
+        """Forget a host and all it holds; fewer living hosts may ask for fewer copies."""
+        self._hosts.discard(host)
+        self.doubt(host)
 
     # -- what follows ---------------------------------------------------------------------------
 
@@ -250,6 +255,10 @@ class Catalogue:
     @property
     def _stages(self) -> range:
         return range(len(self._marks))
+
+    def _forget_requests(self, host: int) -> None:
+        """Let copies from and to a host be asked for anew."""
+        self._asked = {t for t in self._asked if host not in (t.source, t.target)}
 
     @property
     def _copies_needed(self) -> int:

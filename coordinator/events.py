@@ -13,6 +13,7 @@ __all__ = [
     "Event",
     "Export",
     "Exported",
+    "GoBackTo",
     "Instruction",
     "LauncherGone",
     "Persist",
@@ -124,6 +125,13 @@ class Persist:
 
 
 @dataclass(frozen=True, slots=True)
+class GoBackTo:
+    """Forget the numbers of later updates: the run goes on from a checkpoint after this one."""
+
+    update: int
+
+
+@dataclass(frozen=True, slots=True)
 class Export:
     """Write the model and the summary."""
 
@@ -137,4 +145,4 @@ class End:
     cause: Cause | None = None
 
 
-Instruction: TypeAlias = Send | Tell | Persist | Export | End
+Instruction: TypeAlias = Send | Tell | Persist | GoBackTo | Export | End

@@ -26,11 +26,13 @@ class Agent:
         hello: its introduction.
         heard: when it last spoke.
         lost: whether it is known to be gone.
+        surveyed: whether it has told which snapshots are on its host.
     """
 
     hello: AgentHello
     heard: float
     lost: bool = False
+    surveyed: bool = False
 
 
 @dataclass

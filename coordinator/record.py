@@ -56,6 +56,10 @@ class RunRecord:
         self.summary_json = ""
         files.write_settings(settings)
 
+    def begin(self, run_id: str) -> None:
+        """Write down which run this is."""
+        self._files.write_run_id(run_id)
+
     def memory(self) -> Memory:
         """Return what the coordinator before this one wrote down.
 
@@ -68,6 +72,13 @@ class RunRecord:
     def is_planned(self) -> bool:
         """Whether there can be numbers."""
         return self._metrics is not None
+
+    def resumed_from(self, update: int) -> None:
+        """Forget what the run did after ``update``: it will be done again, bit for bit."""
+        self._files.cut_metrics(update)
+        metrics = Metrics(self._settings, self._plan_known.work, self._plan_known.layer_counts)
+        metrics.reload(self._files.read_metrics())
+        self._metrics = metrics
 
     def planned(self, plan: Plan) -> None:
         """Write the plan; from now on there can be numbers."""
@@ -87,8 +98,7 @@ class RunRecord:
 
     def stopped_before(self, batch: int) -> None:
         """Note that the run will end before this batch."""
-        assert self._plan is not None
-        self._known_metrics.cut(self._plan.work.stopped_before(batch))
+        self._known_metrics.cut(self._plan_known.work.stopped_before(batch))
 
     def progress(self, message: Progress) -> None:
         """Note how far a worker is."""
@@ -190,6 +200,11 @@ class RunRecord:
     def close(self) -> None:
         """Close what is open."""
         self._files.close()
+
+    @property
+    def _plan_known(self) -> Plan:
+        assert self._plan is not None, "a run is resumed after it is planned"
+        return self._plan
 
     @property
     def _known_metrics(self) -> Metrics:

@@ -7,6 +7,7 @@ lost gives its stages to spare or shared slots elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..protocol.messages import (
@@ -27,8 +28,9 @@ from ..protocol.messages import (
 from ..protocol.settings import Settings
 from .catalogue import Catalogue
 from .events import Instruction, Planned, Send, Tell
-from .first_cause import Fault
-from .fleet import Agent, Fleet, Worker, new_home
+from .first_cause import Fault, Silent
+from .fleet import Agent, Fleet, Slot, Worker, new_home
+from .lost_hosts import LostHosts
 from .recovery import FailureCounter, Repair, Rung
 from .rounds import Rounds
 
@@ -38,7 +40,16 @@ LAUNCHER = "launcher"
 
 
 class GiveUp(Exception):  # noqa: N818  it is a decision, not an error
-    """The ladder has no more rungs; the text says why."""
+    """The ladder has no more rungs; the text says why.
+
+    Args:
+        reason: in a few words.
+        faults: what is the cause, where nobody has told of one yet.
+    """
+
+    def __init__(self, reason: str, faults: Sequence[Fault] = ()) -> None:
+        super().__init__(reason)
+        self.faults = faults
 
 
 @dataclass
@@ -70,8 +81,10 @@ class Repairs:
     _raised: dict[int, WorkerFault] = field(default_factory=dict[int, WorkerFault])
     _asked_for: set[int] = field(default_factory=set[int])  # stages whose end we brought about
     _killed: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
-    _hosts: dict[int, FailureCounter] = field(default_factory=dict[int, FailureCounter])
-    _lost_at: dict[int, float] = field(default_factory=dict[int, float])  # hosts
+    _lost: LostHosts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._lost = LostHosts(self.settings.lease_s, self.settings.max_restarts)
 
     @property
     def restarts(self) -> tuple[int, ...]:
@@ -124,7 +137,7 @@ class Repairs:
             self._repairs[stage] = Repair(stage, what, now)
         self._due[stage] = now + pause_s
         self.catalogue.withdraw(stage)
-        return [*told, *self.tick(now)]
+        return [*told, *self.start_due(now)]
 
     def _roll_back(self, because_of: int) -> list[Instruction]:
         """End every other worker: all begin again from the committed round."""
@@ -151,24 +164,47 @@ class Repairs:
     # -- workers come back ----------------------------------------------------------------------
 
     def tick(self, now: float) -> list[Instruction]:
-        """Start what is due on hosts that live; find new homes for stages of lost hosts."""
-        instructions = self._abandon_hosts(now)
+        """Find new homes for stages of lost hosts; start what is due.
+
+        Raises:
+            GiveUp: no host is left.
+        """
+        return [*self._abandon_hosts(now), *self.start_due(now)]
+
+    def start_due(self, now: float) -> list[Instruction]:
+        """Start agents and workers that are due, each as soon as what it needs is there."""
+        instructions: list[Instruction] = [
+            Send(LAUNCHER, StartAgent(host_index=index)) for index in self._lost.agents_due(now)
+        ]
         for stage, due in sorted(self._due.items()):
             worker = self.fleet.workers[stage]
-            agent = self.fleet.agents.get(worker.slot[0])
-            if now >= due and agent is not None and not agent.lost:
-                del self._due[stage]
-                instructions += self._start(worker, now)
+            if now >= due and self._is_there(worker.slot[0]):
+                instructions += self._prepare(worker, now)
         return instructions
 
-    def _start(self, worker: Worker, now: float) -> list[Instruction]:
+    def _is_there(self, index: int) -> bool:
+        """Tell whether a host answers and has told which snapshots it holds."""
+        agent = self.fleet.agents.get(index)
+        is_known = agent is not None and agent.surveyed and not agent.lost
+        return is_known and index not in self._lost
+
+    def _prepare(self, worker: Worker, now: float) -> list[Instruction]:
+        """Start a worker, or have the snapshot that it needs brought to its host first."""
+        told: list[Instruction] = []
         if self.catalogue.homeless():
+            agents = self.fleet.agents.values()
+            if len(self._lost) or not all(agent.surveyed or agent.lost for agent in agents):
+                return []  # it may still turn up
             update = self.catalogue.fall_back()
-            return [
-                Tell("warning", f"snapshots are lost: all stages go back to update {update}"),
-                *self._roll_back(worker.stage),
-                *self._start(worker, now),
-            ]
+            text = f"snapshots are lost: all stages go back to update {update}"
+            told = [Tell("warning", text), *self._roll_back(worker.stage)]
+        on_its_way = self.rounds.bring(worker.stage, worker.slot[0])
+        if on_its_way is not None:
+            return [*told, *on_its_way]
+        del self._due[worker.stage]
+        return [*told, *self._start(worker, now)]
+
+    def _start(self, worker: Worker, now: float) -> list[Instruction]:
         worker.begin_again(worker.slot, worker.host)
         repair = self._repairs[worker.stage]
         repair.started_at = now
@@ -255,29 +291,31 @@ class Repairs:
     # -- agents and hosts -----------------------------------------------------------------------
 
     def agent_lost(self, index: int, reason: str, now: float) -> list[Instruction]:
-        """An agent is gone, and with it the workers of its host: start it again.
-
-        One that fails again and again while the run gets nowhere is left alone; its host then
-        counts as lost after two leases.
-        """
-        agent = self.fleet.agents[index]
-        if not agent.lost:
-            agent.lost = True
-            self._lost_at[index] = now
-        if self.fleet.agents[index].lost and index not in self._lost_at:
+        """An agent is gone, and with it the workers of its host: start it again."""
+        agent = self.fleet.agents.get(index)
+        if index not in self._lost and (agent is None or agent.lost):
             return []  # its host was given up before
-        told: list[Instruction] = [
-            Tell("warning", f"the agent on {self.fleet.hosts[index]} is lost: {reason}")
-        ]
+        if agent is not None:
+            agent.lost = True
+        self._lost.restart_agent(index, sum(worker.version for worker in self.fleet.workers), now)
+        text = f"the agent on {self.fleet.hosts[index]} is lost: {reason}"
+        return [Tell("warning", text), *self._host_lost(index, "its agent is lost", now)]
+
+    def agent_missing(self, index: int, now: float) -> list[Instruction]:
+        """A restarted coordinator has not heard from an agent: start it again."""
+        self._lost.restart_agent(index, 0, now)
+        return self._host_lost(index, "its agent was not heard from", now)
+
+    def _host_lost(self, index: int, what: str, now: float) -> list[Instruction]:
+        """Nothing of a host is there: neither its workers nor, for all we know, its snapshots."""
+        self._lost.add(index, now)
+        self.catalogue.doubt(index)
+        instructions: list[Instruction] = []
         for worker in self.fleet.on_host(index):
             if not worker.exited:
                 self._asked_for.add(worker.stage)
-                told += self._failed(worker, "its agent is lost", "", now)
-        counter = self._hosts.setdefault(index, FailureCounter())
-        done = sum(worker.version for worker in self.fleet.workers)
-        if counter.failed(done, "", self.settings.max_restarts).rung is Rung.REPLAY:
-            told.append(Send(LAUNCHER, StartAgent(host_index=index)))
-        return told
+                instructions += self._failed(worker, what, "", now)
+        return [*instructions, *self.start_due(now)]
 
     def missing(self, worker: Worker, now: float) -> list[Instruction]:
         """A restarted coordinator has not heard from a worker: replace it, wherever it is."""
@@ -286,30 +324,26 @@ class Repairs:
         kill = [] if agent is None or agent.lost else [self.kill(worker, "not heard from")]
         return [*kill, *self._failed(worker, "not heard from", "", now)]
 
-    def agent_missing(self, index: int, now: float) -> list[Instruction]:
-        """A restarted coordinator has not heard from an agent: start it again."""
-        self._lost_at[index] = now
-        return [Send(LAUNCHER, StartAgent(host_index=index))]
-
     def agent_silent(self, index: int) -> list[Instruction]:
         """A host says nothing although its connection stands: it may be cut off, or come back."""
-        if index in self._lost_at:
+        if index in self._lost:
             return []
-        self._lost_at[index] = self.fleet.agents[index].heard
+        self._lost.add(index, self.fleet.agents[index].heard)
         host = self.fleet.hosts[index]
         text = f"host {host} has been silent for {self.settings.lease_s:g} s"
         return [Tell("warning", text)]
 
     def agent_spoke(self, index: int) -> None:
         """A host that was silent is there after all."""
-        if not self.fleet.agents[index].lost:
-            self._lost_at.pop(index, None)
+        self._lost.remove(index)
 
     def silent(self, worker: Worker, fault: Fault, now: float) -> list[Instruction]:
         """A worker is silent or stuck on a host that answers: turn the hang into a death."""
-        agent = self.fleet.agents[worker.slot[0]]
+        agent = self.fleet.agents.get(worker.slot[0])
         hangs = (worker.stage, worker.incarnation)
-        if agent.lost or now - agent.heard > self.settings.lease_s / 2 or hangs in self._killed:
+        if agent is None or agent.lost or now - agent.heard > self.settings.lease_s / 2:
+            return []
+        if hangs in self._killed:
             return []
         self._killed.add(hangs)
         return [
@@ -317,42 +351,45 @@ class Repairs:
             self.kill(worker, fault.op),
         ]
 
-    def agent_back(self, index: int, hello: AgentHello, now: float) -> list[Instruction]:
-        """An agent is here again, with an empty host."""
+    def agent_here(self, index: int, hello: AgentHello, now: float) -> None:
+        """A new agent is here, without workers; which snapshots it has found it tells later."""
         self.fleet.agents[index] = Agent(hello, now)
-        self._lost_at.pop(index, None)
-        return self.tick(now)
+        self._lost.remove(index)
 
     def _abandon_hosts(self, now: float) -> list[Instruction]:
-        """Move the stages of hosts that stayed lost for two leases.
+        """Move the stages of hosts that stayed lost."""
+        overdue = self._lost.overdue(now)
+        if not overdue:
+            return []
+        slots = [slot for slot in self.fleet.slots() if slot[0] not in self._lost]
+        if slots:
+            return [each for index in overdue for each in self._abandon(index, slots, now)]
+        if len(overdue) < len(self._lost):
+            return []  # one of the others may come back and take the stages
+        faults = [
+            Fault(
+                at_s=now - silent_s,
+                host=self.fleet.hosts[index],
+                event=Silent(stage=None, incarnation=0, silent_s=silent_s),
+            )
+            for index, silent_s in self._lost.lost_for_s(now).items()
+        ]
+        raise GiveUp("no host is left", faults)
 
-        By then their workers, which end when they hear nothing for one lease, are gone for
-        certain, even if the host lives behind a broken network.
-        """
-        instructions: list[Instruction] = []
-        for index, lost_at in list(self._lost_at.items()):
-            if now - lost_at < 2 * self.settings.lease_s:
-                continue
-            del self._lost_at[index]
-            if index in self.fleet.agents:
-                self.fleet.agents[index].lost = True
-            self.catalogue.lose_host(index)
-            for worker in self.fleet.on_host(index):
-                if not worker.exited:
-                    self._asked_for.add(worker.stage)
-                    instructions += self._failed(worker, "its host is lost", "", now)
-                taken = [other.slot for other in self.fleet.workers if other is not worker]
-                slot = new_home(self.fleet.slots(), taken)
-                if slot is None:
-                    raise GiveUp(f"host {self.fleet.hosts[index]} is lost and there is no other")
-                instructions.append(
-                    Tell(
-                        "warning",
-                        f"stage {worker.stage} moves from {worker.host} to "
-                        f"{self.fleet.hosts[slot[0]]}",
-                    )
-                )
-                worker.slot, worker.host = slot, self.fleet.hosts[slot[0]]
+    def _abandon(self, index: int, slots: Sequence[Slot], now: float) -> list[Instruction]:
+        instructions = self._host_lost(index, "its host is lost", now)
+        self._lost.remove(index)
+        if index in self.fleet.agents:
+            self.fleet.agents[index].lost = True
+        self.catalogue.lose_host(index)
+        for worker in self.fleet.on_host(index):
+            taken = [other.slot for other in self.fleet.workers if other is not worker]
+            slot = new_home(slots, taken)
+            assert slot is not None, "there is a host left"
+            host = self.fleet.hosts[slot[0]]
+            text = f"stage {worker.stage} moves from {worker.host} to {host}"
+            instructions.append(Tell("warning", text))
+            worker.slot, worker.host = slot, host
         return instructions
 
 

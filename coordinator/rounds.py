@@ -7,7 +7,7 @@ anybody hears of it, and chooses how far apart rounds are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..protocol.messages import (
     AgentSnapshots,
@@ -22,7 +22,7 @@ from ..protocol.messages import (
     SnapshotWritten,
 )
 from ..protocol.settings import Settings
-from .catalogue import Catalogue
+from .catalogue import Catalogue, Transfer
 from .events import Instruction, Persist, Send, Tell
 from .fleet import Fleet, Worker
 from .snapshot_interval import choose_interval
@@ -62,6 +62,7 @@ class Rounds:
     catalogue: Catalogue
     persist: Callable[[], Persist]
     plan: SnapshotPlan | None = None
+    _fetching: dict[int, Transfer] = field(default_factory=dict[int, Transfer])  # by stage
     _trained_since: float | None = None
     _capture_s: float = 0.0
     _is_chosen: bool = False
@@ -75,7 +76,8 @@ class Rounds:
             every = 4 * self.settings.stages
         else:
             self._is_chosen = True
-        self.plan = SnapshotPlan(first=every, every=every)
+        first = self.catalogue.committed + every
+        self.plan = SnapshotPlan(first=first, every=every)
         return [*self.fleet.to_workers(self.plan)]
 
     def hear(self, sender_host: int, message: Message) -> list[Instruction]:
@@ -94,13 +96,14 @@ class Rounds:
         elif isinstance(message, Replicated):
             catalogue.copied(message.file, message.host_index)
         elif isinstance(message, AgentSnapshots):
-            catalogue.surveyed(message.host_index, message.snapshots, message.checkpoints)
+            self._surveyed(message)
         elif isinstance(message, CheckpointWritten):
             catalogue.checkpointed(message.files, message.host_index)
             if message.error:
                 host = self.fleet.hosts[message.host_index]
                 told.append(Tell("warning", f"checkpoint on {host} failed: {message.error}"))
         elif isinstance(message, ReplicationFailed):
+            self._fetching.pop(message.stage, None)  # to be tried again, if still needed
             host = self.fleet.hosts[message.host_index]
             told.append(Tell("warning", f"no copy of a snapshot on {host}: {message.error}"))
         return [*told, *self._replicate(), *self._commit()]
@@ -132,20 +135,48 @@ class Rounds:
         """Tell a restarted worker what the others were told."""
         return [] if self.plan is None else [Send(worker.identity, self.plan)]
 
+    def bring(self, stage: int, host: int) -> list[Instruction] | None:
+        """Have a stage's committed snapshot copied to the host it will be restored on.
+
+        Returns:
+            What to do before it can be restored there, empty while that is under way; None once
+            the snapshot is there, and where no host has it in memory.
+        """
+        transfer = self.catalogue.transfer_to(stage, host)
+        if transfer is None:
+            self._fetching.pop(stage, None)
+            return None
+        if transfer == self._fetching.get(stage):
+            return []
+        self._fetching[stage] = transfer
+        return self._request(transfer)
+
+    def _surveyed(self, message: AgentSnapshots) -> None:
+        index = message.host_index
+        self.catalogue.surveyed(index, message.snapshots, message.checkpoints)
+        self.fleet.agents[index].surveyed = True
+        # What its former agent was to send or to receive will not come.
+        for stage, transfer in list(self._fetching.items()):
+            if index in (transfer.source, transfer.target):
+                del self._fetching[stage]
+
     def _replicate(self) -> list[Instruction]:
-        asked: list[Instruction] = []
-        for transfer in self.catalogue.transfers():
-            target = self.fleet.agents[transfer.target].hello
-            request = Replicate(
-                stage=transfer.stage,
-                update=transfer.update,
-                digest=transfer.digest,
-                host_index=transfer.target,
-                endpoint=target.replica_endpoint,
-                public_key=target.public_key,
-            )
-            asked.append(Send(f"agent/{transfer.source}", request))
-        return asked
+        transfers = self.catalogue.transfers()
+        return [request for transfer in transfers for request in self._request(transfer)]
+
+    def _request(self, transfer: Transfer) -> list[Instruction]:
+        source, target = map(self.fleet.agents.get, (transfer.source, transfer.target))
+        if source is None or source.lost or target is None or target.lost:
+            return []  # the survey of an agent that comes, or comes back, brings this up again
+        request = Replicate(
+            stage=transfer.stage,
+            update=transfer.update,
+            digest=transfer.digest,
+            host_index=transfer.target,
+            endpoint=target.hello.replica_endpoint,
+            public_key=target.hello.public_key,
+        )
+        return [Send(f"agent/{transfer.source}", request)]
 
     def _commit(self) -> list[Instruction]:
         update = self.catalogue.commit()

@@ -27,6 +27,7 @@ from ..protocol.errors import ExitCode
 from ..protocol.messages import (
     AgentHello,
     AgentLost,
+    AgentSnapshots,
     Cause,
     Go,
     Heartbeat,
@@ -51,6 +52,7 @@ from .events import (
     Event,
     Export,
     Exported,
+    GoBackTo,
     Instruction,
     LauncherGone,
     Persist,
@@ -64,7 +66,7 @@ from .events import (
     WeightsArrived,
 )
 from .first_cause import Fault, first_cause
-from .fleet import Agent, Fleet, Worker
+from .fleet import Fleet, Worker
 from .memory import Memory
 from .phase import Phase, missing_in
 from .rejoin import GENERATIONS_PER_LIFE, go_on, recall_workers, remember, stop_of
@@ -89,6 +91,7 @@ class RunState:
         hosts: names in the order of the user's list; agents are known by index.
         now: when the run, or this coordinator's part in it, began.
         memory: what the coordinator before this one wrote down; None at the beginning.
+        resumes: whether the run goes on from what an earlier launch left on disk.
 
     Attributes:
         phase: where it is.
@@ -102,7 +105,9 @@ class RunState:
         settings: Settings,
         hosts: tuple[str, ...],
         now: float,
+        *,
         memory: Memory | None = None,
+        resumes: bool = False,
     ) -> None:
         self.settings = settings
         self.phase = Phase.GATHERING if memory is None else Phase.REJOINING
@@ -124,6 +129,8 @@ class RunState:
             self.repairs.remember(memory.restarts)
         if self.stopping is not None:
             self.repairs.stop_message = StopBefore(batch=self.stopping.before)
+        self._resumes = resumes
+        self._surveyed: set[int] = set()  # hosts that have told what they keep
         self._faults: list[Fault] = []
         self._failing_since = now
         self._gave_up = ""
@@ -176,17 +183,21 @@ class RunState:
         self, index: int, message: Message, now: float
     ) -> list[Instruction]:
         if isinstance(message, AgentHello):
-            if index in self.fleet.agents:
-                return self.repairs.agent_back(index, message, now)
-            self.fleet.agents[index] = Agent(message, now)
+            self.repairs.agent_here(index, message, now)
             return self._start_workers()
         agent = self.fleet.agents.get(index)
         if agent is None:
             return [Send(f"agent/{index}", WhoAreYou())]
+        if agent.lost:
+            return []  # from before its end, or of one whose stages are elsewhere by now
         agent.heard = now
         self.repairs.agent_spoke(index)
         if isinstance(message, ABOUT_SNAPSHOTS):
-            return self._rounds.hear(index, message)
+            told = self._rounds.hear(index, message)
+            if isinstance(message, AgentSnapshots):
+                self._surveyed.add(index)
+                told += self._start_workers()
+            return [*told, *self.repairs.start_due(now)]
         if not isinstance(message, WorkerStarted | WorkerExited):
             return []
         worker = self.fleet.named(f"worker/{message.stage}/{message.incarnation}")
@@ -216,11 +227,13 @@ class RunState:
 
     def _agent_lost(self, message: AgentLost, now: float) -> list[Instruction]:
         index = message.host_index
-        agent = self.fleet.agents.get(index)
-        if agent is not None and self._is_repairable:
+        if self.phase is Phase.REJOINING:
+            self.fleet.agents.pop(index, None)  # as one that was never heard from
+            return []
+        if self._is_repairable:
             return self.repairs.agent_lost(index, message.reason, now)
-        if agent is not None:
-            agent.lost = True
+        if index in self.fleet.agents:
+            self.fleet.agents[index].lost = True
         self._faults.append(Fault(at_s=now, host=self.fleet.hosts[index], event=message))
         return self._fail(now)
 
@@ -269,16 +282,19 @@ class RunState:
 
     def _start_workers(self) -> list[Instruction]:
         fleet = self.fleet
-        complete = self._plan is not None and len(fleet.agents) == len(fleet.hosts)
+        # To resume, what each host has on its disk must be known as well.
+        present = self._surveyed if self._resumes else fleet.agents.keys()
+        complete = self._plan is not None and len(present) == len(fleet.hosts)
         if self.phase is not Phase.GATHERING or not complete:
             return []
+        resumed = self._resume() if self._resumes else []
         slots = fleet.slots()
         self.phase = Phase.STARTING
         fleet.workers = [
             Worker(stage, slot, fleet.hosts[slot[0]])
             for stage, slot in zip(range(self.settings.stages), slots, strict=False)
         ]
-        instructions: list[Instruction] = [
+        instructions: list[Instruction] = resumed + [
             Send(worker.agent, StartWorker(
                 stage=worker.stage, incarnation=worker.incarnation, slot=worker.slot[1]
             ))
@@ -288,6 +304,13 @@ class RunState:
         if spares:
             instructions.append(Tell("info", f"{spares} spare slot{'s' * (spares > 1)}"))
         return instructions
+
+    def _resume(self) -> list[Instruction]:
+        update = self._catalogue.fall_back()
+        told = Tell("info", f"going on from the checkpoint after update {update}")
+        if update == 0:
+            told = Tell("warning", "there is no whole checkpoint: beginning again")
+        return [told, GoBackTo(update)]
 
     def _connect(self) -> list[Instruction]:
         workers = self.fleet.workers
@@ -355,6 +378,7 @@ class RunState:
 
     def _give_up(self, reason: GiveUp, now: float) -> list[Instruction]:
         self._gave_up = f"Restarting was given up: {reason}. "
+        self._faults.extend(reason.faults)
         return self._fail(now)
 
     def _fail(self, now: float) -> list[Instruction]:

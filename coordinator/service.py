@@ -40,6 +40,7 @@ from .events import (
     Event,
     Export,
     Exported,
+    GoBackTo,
     LauncherGone,
     Persist,
     Planned,
@@ -83,8 +84,14 @@ class Coordinator:
         self._record = record
         self._waker = Waker()
         self._events: deque[Event] = deque()
-        memory = record.memory() if birth.is_restarted else None
-        self._state = RunState(birth.settings, birth.hosts, time.monotonic(), memory)
+        record.begin(birth.run_id)
+        self._state = RunState(
+            birth.settings,
+            birth.hosts,
+            time.monotonic(),
+            memory=record.memory() if birth.is_restarted else None,
+            resumes=birth.resumes and not birth.is_restarted,
+        )
         # A restarted coordinator hears workers before it has loaded the job again.
         self._unkept: deque[tuple[str, str, Message]] = deque()
         self._ended: End | None = None
@@ -169,6 +176,8 @@ class Coordinator:
                 self._tell(instruction.level, instruction.text)
             elif isinstance(instruction, Persist):
                 self._record.persist(instruction.text)
+            elif isinstance(instruction, GoBackTo):
+                self._record.resumed_from(instruction.update)
             elif isinstance(instruction, Export):
                 self._record.export(self._state)
                 self._post(Exported())

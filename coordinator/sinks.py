@@ -2,6 +2,7 @@
 
 ::
 
+    run.json        the id of the run, which its checkpoints carry
     settings.json   what the run was asked to do, every value resolved
     plan.json       layers and hosts of each stage, predicted staleness
     status.json     who runs where and how far; rewritten while the run goes on
@@ -89,6 +90,21 @@ class RunDirectory:
         """Return all whole records of ``metrics.jsonl``; the last may have been cut off."""
         lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
         return [json.loads(line) for line in lines[:-1] if line]
+
+    def cut_metrics(self, update: int) -> None:
+        """Keep only what was known right after ``update`` updates."""
+        kept = [
+            record
+            for record in self.read_metrics()
+            if (record["kind"] == "train" and record["update"] < update)
+            or (record["kind"] == "evaluation" and record["updates"] < update)
+        ]
+        self._metrics.truncate(0)
+        self.append_metrics(kept)
+
+    def write_run_id(self, run_id: str) -> None:
+        """Write ``run.json``, by which a later launch can continue this run."""
+        self._write("run.json", {"run_id": run_id})
 
     def write_commit(self, text: str) -> None:
         """Write ``commit.json`` so that not even a crash of this host loses it."""

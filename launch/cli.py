@@ -66,6 +66,8 @@ def _size_bytes(_: click.Context, __: click.Parameter, text: str | None) -> int 
 @click.option("--set", "assignments", metavar="NAME=VALUE", multiple=True,
               help="A parameter of the job's functions; repeat as needed.")  # fmt: skip
 @click.option("--run-dir", metavar="DIR", help="Where results go.  [default: runs/<time>]")
+@click.option("--resume", "resume", type=click.Path(path_type=Path), metavar="RUN_DIR",
+              help="Continue a run from its newest checkpoint; its settings hold.")  # fmt: skip
 @click.option("-q", "--quiet", is_flag=True, help="Only warnings, errors and the result.")
 @click.option("--json", "json_lines", is_flag=True, help="One JSON object per event on stdout.")
 @click.option("--dry-run", is_flag=True, help="Check hosts, print the plan, start nothing.")

@@ -157,6 +157,7 @@ def start_process(
     ssh: SshOptions,
     on_stderr: LineCallback,
     on_stdout: LineCallback | None = None,
+    dies_with_us: bool = True,
 ) -> RemoteProcess:
     """Start ``python *argv`` on a host and return at once.
 
@@ -173,6 +174,8 @@ def start_process(
         ssh: how to connect; not looked at for this machine.
         on_stderr: gets each line of stderr with the host's name in front.
         on_stdout: gets each line of stdout as it is; None treats stdout like stderr.
+        dies_with_us: whether a local program is killed when the thread that started it ends.
+            False is for one that watches its stdin, and has something to clean up.
 
     Raises:
         HostError: there is no ssh client here, or no such interpreter for a local program.
@@ -197,7 +200,7 @@ def start_process(
         ) from error
     started = RemoteProcess(host, python, process, on_stderr, on_stdout)
     request = {
-        "parent": os.getpid() if host is None else 0,
+        "parent": os.getpid() if host is None and dies_with_us else 0,
         "cwd": cwd,
         "environment": dict(environment),
         "argv": list(argv),

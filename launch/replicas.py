@@ -114,7 +114,9 @@ class ReplicaReceiver:
         """Write one piece, and with the last one give the file its name; return what is wrong."""
         name = snapshot_name(chunk.stage, chunk.update)
         if chunk.offset == 0:
-            self._begin(sender, chunk, self._directory / f".{name}.partial")
+            # Two senders may bring the same snapshot at once.
+            partial = f".{name}.from-{sender.replace('/', '-')}.partial"
+            self._begin(sender, chunk, self._directory / partial)
         incoming = self._incoming.get(sender)
         if incoming is None or incoming.received_bytes != chunk.offset:
             return f"{name}: a piece at {chunk.offset} does not follow what came before"

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..protocol.errors import SettingsError
 from ..protocol.job_file import find_job
 from ..protocol.settings import Settings
 from .console import Started, open_console
@@ -30,6 +31,7 @@ from .options import (
 from .preflight import ProbeResult, clock_warnings, run_preflight, table
 from .probe import ProbeRequest, gather
 from .remote import SshOptions
+from .resume import resumed_run
 from .supervisor import Place, Supervisor, listen_address
 
 __all__ = ["run"]
@@ -50,12 +52,9 @@ def run(**options: Any) -> int:
     """
     # Hosts first: a wrong host file is told before anything else is looked at.
     hosts = choose_hosts(options["nodes"], options["hosts"], os.environ)
-    job = find_job(options["job"], Path.cwd())
     given = {name: options[name] for name in _SETTINGS}
     given["partition"] = parse_partition(options["partition"])
-    values = make_settings(
-        job, given, parse_hyper(options["assignments"]), options["run_dir"]
-    )  # fmt: skip
+    values, origin, run_id = _what_to_run(options, given)
     environment = collect(os.environ, options["exports"], *_env_file(options["env_file"]))
     ssh = SshOptions(
         port=options["ssh_port"],
@@ -90,7 +89,7 @@ def run(**options: Any) -> int:
     bind = options["bind"] or listen_address(places)
     console = open_console(json_lines=options["json_lines"], quiet=options["quiet"])
     try:
-        console.show(_started(settings, places, job.origin))
+        console.show(_started(settings, places, origin))
         for warning in clock_warnings(checked):
             _to_stderr(warning)
         return Supervisor(
@@ -101,9 +100,24 @@ def run(**options: Any) -> int:
             python=python,
             environment=environment,
             console=console,
+            resumes=run_id,
         ).run()
     finally:
         console.close()
+
+
+def _what_to_run(
+    options: Mapping[str, Any], given: Mapping[str, Any]
+) -> tuple[dict[str, Any], str, str | None]:
+    """Return settings, where the job comes from in words, and the id of a run to go on with."""
+    if options["resume"] is not None:
+        if options["job"] or options["assignments"] or options["run_dir"]:
+            raise SettingsError("--resume takes the job, --set and --run-dir of the earlier launch")
+        values, run_id = resumed_run(options["resume"], given)
+        return values, f"going on with {options['resume']}", run_id
+    job = find_job(options["job"], Path.cwd())
+    hyper = parse_hyper(options["assignments"])
+    return make_settings(job, given, hyper, options["run_dir"]), job.origin, None
 
 
 def _place(result: ProbeResult, device: str) -> Place:

@@ -116,6 +116,7 @@ class Supervisor:
         python: interpreter on the hosts.
         environment: what agents and workers get on top of their own.
         console: what the user sees.
+        resumes: id of the earlier run that this one continues; None begins a new one.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class Supervisor:
         python: str,
         environment: Mapping[str, str],
         console: Console,
+        resumes: str | None = None,
     ) -> None:
         self._settings = settings
         self._places = places
@@ -137,7 +139,8 @@ class Supervisor:
         self._python = python
         self._environment = environment
         self._console = console
-        self._run_id = secrets.token_hex(16)
+        self._resumes = resumes is not None
+        self._run_id = resumes or secrets.token_hex(16)
         self._coordinator_keys = KeyPair.new()
         self._agent_keys = [KeyPair.new() for _ in places]
         self._slot_keys = [[KeyPair.new() for _ in place.devices] for place in places]
@@ -184,6 +187,7 @@ class Supervisor:
             tcp_address=self._address,
             ports=self._ports,
             is_restarted=self._coordinators > 0,
+            resumes=self._resumes,
             keys=self._coordinator_keys,
             allowed=self._allowed(),
         )
@@ -203,6 +207,7 @@ class Supervisor:
             ssh=self._ssh,
             on_stdout=answers.put,
             on_stderr=write_log,
+            dies_with_us=False,
         )
         try:
             answer = json.loads(answers.get(timeout=_BIRTH_TIMEOUT_S))
@@ -250,6 +255,7 @@ class Supervisor:
             keys=self._agent_keys[index],
             slot_keys=tuple(self._slot_keys[index]),
             peer_keys=self._peer_keys(),
+            resume=self._resumes,
             agent_keys=tuple(keys.public for keys in self._agent_keys),
             same_host=same_host,
             environment=self._environment,
@@ -265,6 +271,7 @@ class Supervisor:
             python=self._python,
             ssh=self._ssh,
             on_stderr=self._agent_says,
+            dies_with_us=False,
         )
 
     def _agent_says(self, line: str) -> None:

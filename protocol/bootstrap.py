@@ -29,6 +29,7 @@ class CoordinatorBirth:
         tcp_address: address to listen on for other hosts, without a port; None where the whole
             run is on this host.
         ports: to listen on there, for control and for data; 0 lets the system choose.
+        resumes: whether the run continues from the checkpoints in its run directory.
         is_restarted: whether the run goes on already, and the coordinator before this one died.
         keys: the coordinator's own.
         allowed: identity (or prefix of identities) by public key; no other key may connect.
@@ -40,6 +41,7 @@ class CoordinatorBirth:
     ipc_dir: str
     tcp_address: str | None
     ports: tuple[int, int]
+    resumes: bool
     is_restarted: bool
     keys: KeyPair
     allowed: Mapping[str, str]

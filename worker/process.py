@@ -7,6 +7,7 @@ snapshotter keeps states, the control thread speaks with the coordinator.
 from __future__ import annotations
 
 import faulthandler
+import os
 import threading
 import time
 import traceback
@@ -55,7 +56,10 @@ from .snapshotter import Snapshotter, Written
 from .stopwatch import Times
 from .streams import Streams
 
-__all__ = ["run_worker"]
+__all__ = ["FAULTS_VARIABLE", "run_worker"]
+
+FAULTS_VARIABLE = "SPECTRAIN_FAULTS"
+"""Environment variable that names what is to go wrong where; see ``faults``."""
 
 _RESULTS_EVERY_S = 0.2
 
@@ -63,6 +67,10 @@ _RESULTS_EVERY_S = 0.2
 def run_worker(birth: WorkerBirth) -> int:
     """Live as this worker; return the exit code of the process, if it ends by itself."""
     faulthandler.enable()
+    if faults := os.environ.get(FAULTS_VARIABLE):
+        from .faults import plant_faults  # tests only
+
+        plant_faults(faults, stage=birth.stage, incarnation=birth.incarnation)
     worker = _Worker(birth, zmq.Context(), Control(birth, torch.__version__))
     try:
         worker.live()

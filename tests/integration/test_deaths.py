@@ -110,7 +110,9 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
 
 
 def test_an_exception_in_the_model_is_shown_with_stage_and_traceback(tmp_path: Path) -> None:
-    broken = MLP.replace("nn.Linear(width, 3))", "nn.Linear(width, 3), Broken())") + """
+    broken = (
+        MLP.replace("nn.Linear(width, 3))", "nn.Linear(width, 3), Broken())")
+        + """
 class Broken(nn.Module):
     def __init__(self):
         super().__init__()
@@ -121,6 +123,7 @@ class Broken(nn.Module):
             raise ValueError("five is too many")
         return x
 """
+    )
     run = launch(tmp_path / "run", "--stages", "3", job=write_job(tmp_path, broken))
     code, _, err = run.end()
     assert code == 1

@@ -18,9 +18,7 @@ from spectrain.worker.pipeline import run_in_one_process
 
 
 @pytest.mark.parametrize("method", ["spectrain", "vanilla", "sync"])
-def test_real_processes_and_one_process_end_with_the_same_bits(
-    method: str, tmp_path: Path
-) -> None:
+def test_real_processes_and_one_process_end_with_the_same_bits(method: str, tmp_path: Path) -> None:
     job = write_job(tmp_path)
     microbatches = 3 if method == "sync" else 1
     options = ("--stages", "3", "--method", method, "--microbatches", str(microbatches))

@@ -6,19 +6,34 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from unit.test_run_state import Run, exited, fault, hello, links, progress, ready, sent
+from unit.test_run_state import (
+    Run,
+    agent_hello,
+    exited,
+    fault,
+    hello,
+    links,
+    progress,
+    ready,
+    sent,
+)
 
 from spectrain.coordinator.events import End, Instruction, Persist, StoppedFeeding, Tell
 from spectrain.coordinator.recovery import SAME_OP_LIMIT
 from spectrain.coordinator.run_state import Phase
 from spectrain.protocol.messages import (
     AgentLost,
+    AgentSnapshots,
     Assign,
     Committed,
     Go,
     Heartbeat,
     KillWorker,
     Message,
+    Replicate,
+    Replicated,
+    ReplicationFailed,
+    SnapshotFile,
     SnapshotPlan,
     SnapshotWritten,
     StartAgent,
@@ -230,27 +245,200 @@ def test_what_replay_would_only_repeat_ends_the_run_at_once(code: int) -> None:
     assert run.state.phase is Phase.FAILING
 
 
+def lose_agent(run: Run, index: int) -> list[Instruction]:
+    return run.hear("launcher", AgentLost(host_index=index, reason="killed"))
+
+
+def pass_time(run: Run, seconds: int, *, silent: tuple[int, ...] = ()) -> list[Instruction]:
+    """Let time pass in which all hosts speak but some, and their workers with them."""
+    told: list[Instruction] = []
+    for _ in range(seconds):
+        for index in range(len(run.state.fleet.hosts)):
+            if index not in silent:
+                run.hear(f"agent/{index}", Heartbeat())
+        for worker in run.state.fleet.workers:
+            if worker.slot[0] not in silent and worker.heard is not None:
+                waits = progress(worker.stage, waiting_for="F9")
+                say(run, worker.stage, worker.incarnation, waits)
+        told += run.wait(1)
+    return told
+
+
+def committed(run: Run, holders: dict[int, tuple[int, int]], update: int = 5) -> None:
+    """Commit a round whose snapshots lie on these two hosts each, the stage's own first."""
+    for stage, (_, target) in holders.items():
+        snapshot(run, stage, update)
+        run.hear(f"agent/{target}", replicated(stage, target, update))
+    assert run.state.repairs.catalogue.committed == update
+
+
+def replicated(stage: int, host: int, update: int = 5) -> Replicated:
+    return Replicated(host_index=host, file=file_of(stage, update, f"/shm/{host}/{stage}.{update}"))
+
+
+def file_of(stage: int, update: int, path: str) -> SnapshotFile:
+    return SnapshotFile(stage=stage, update=update, digest=f"d{stage}.{update}", path=path)
+
+
+def copies_asked_for(instructions: list[Instruction]) -> list[tuple[str, int, int]]:
+    """Return source, stage and target of each copy between hosts."""
+    return [
+        (to, m.stage, m.host_index)
+        for to, m in sent(instructions, Replicate)
+        if isinstance(m, Replicate)
+    ]
+
+
+def restored(instructions: list[Instruction]) -> list[tuple[str, ...]]:
+    """Return the paths that restarted workers are to try."""
+    return [
+        m.restore.paths
+        for _, m in sent(instructions, Assign)
+        if isinstance(m, Assign) and m.restore is not None
+    ]
+
+
 def test_a_lost_agent_is_started_again_and_its_stages_follow_it() -> None:
     run = training()
-    lost = run.hear("launcher", AgentLost(host_index=0, reason="killed"))
+    lost = lose_agent(run, 0)
     assert sent(lost, StartAgent) == [("launcher", StartAgent(host_index=0))]
     assert started(lost) == []
     assert started(run.agent(0)) == [("agent/0", 0, 1, 0), ("agent/0", 1, 1, 1)]
 
 
+def test_an_agent_that_does_not_come_up_is_tried_again_with_growing_pauses() -> None:
+    run = training()
+    pauses: list[float] = []
+    for _ in range(4):
+        told, begun = lose_agent(run, 0), run.now
+        while not sent(told, StartAgent):
+            told = run.wait(0.5)
+        pauses.append(run.now - begun)
+    assert pauses == [0, 0.5, 1, 2]
+
+
+def test_stages_of_a_lost_agent_wait_until_it_tells_what_it_has_found() -> None:
+    run = training()
+    committed(run, {0: (0, 1), 1: (0, 1), 2: (1, 0)})
+    lose_agent(run, 0)
+    assert started(run.hear("agent/0", agent_hello(0))) == []
+    assert started(run.wait(1)) == []
+    found = tuple(file_of(stage, 5, f"/shm/{stage}.5") for stage in (0, 1))
+    told = run.hear("agent/0", AgentSnapshots(host_index=0, snapshots=found, checkpoints=()))
+    assert started(told) == [("agent/0", 0, 1, 0), ("agent/0", 1, 1, 1)]
+    assert restored(say(run, 0, 1, hello(0))) == [("/shm/0.5",)]
+
+
+def test_a_snapshot_that_is_gone_from_a_host_is_brought_there_before_its_stage_starts() -> None:
+    run = training()
+    committed(run, {0: (0, 1), 1: (0, 1), 2: (1, 0)})
+    lose_agent(run, 0)
+    back = run.agent(0)  # with nothing
+    assert started(back) == []
+    assert ("agent/1", 0, 0) in copies_asked_for(back)
+    assert ("agent/1", 1, 0) in copies_asked_for(back)
+    assert copies_asked_for(run.wait(1)) == []
+    assert started(run.hear("agent/0", replicated(1, 0))) == [("agent/0", 1, 1, 1)]
+    assert started(run.hear("agent/0", replicated(0, 0))) == [("agent/0", 0, 1, 0)]
+    assert restored(say(run, 0, 1, hello(0))) == [("/shm/0/0.5",)]
+
+
+def test_a_copy_that_fails_is_asked_for_again_with_the_next_tick() -> None:
+    run = training()
+    committed(run, {0: (0, 1), 1: (0, 1), 2: (1, 0)})
+    lose_agent(run, 0)
+    run.agent(0)
+    failed = ReplicationFailed(host_index=0, stage=1, update=5, error="no answer")
+    told = run.hear("agent/1", failed) + run.wait(1)
+    assert copies_asked_for(told) == [("agent/1", 1, 0)]
+
+
+def test_words_that_a_lost_agent_said_before_its_end_are_ignored() -> None:
+    run = training()
+    committed(run, {0: (0, 1), 1: (0, 1), 2: (1, 0)})
+    lose_agent(run, 0)
+    late = AgentSnapshots(host_index=0, snapshots=(), checkpoints=())
+    assert run.hear("agent/0", late) == []
+    assert not run.state.fleet.agents[0].surveyed or run.state.fleet.agents[0].lost
+
+
 def test_a_host_that_stays_lost_gives_its_stages_to_spare_slots_after_two_leases() -> None:
     run = training(stages=3, hosts=("left", "right", "spare"))
-    for stage in range(3):
-        snapshot(run, stage, 5)
-    moved: list[Instruction] = []
+    assert run.state.fleet.workers[2].host == "right"
     for _ in range(3):
-        run.hear("launcher", AgentLost(host_index=0, reason="no route"))
-    for _ in range(25):
-        for index in (1, 2):
-            run.hear(f"agent/{index}", Heartbeat())
-        run.worker(2, progress(2, waiting_for="F9 from stage 1"))
-        moved += run.wait(1)
+        lose_agent(run, 0)
+    moved = pass_time(run, 25, silent=(0,))
     assert started(moved) == [("agent/1", 0, 1, 1), ("agent/2", 1, 1, 0)]
+
+
+def test_a_host_that_is_cut_off_gives_its_stages_away_two_leases_after_its_last_word() -> None:
+    run = training(stages=3, hosts=("left", "right", "spare"))
+    committed(run, {0: (0, 1), 1: (0, 1), 2: (1, 2)})
+    assert started(pass_time(run, 19, silent=(0,))) == []
+    moved = pass_time(run, 1, silent=(0,))
+    assert started(moved) == [("agent/1", 0, 1, 1)]  # its copy lies there
+    assert copies_asked_for(moved) == [("agent/1", 1, 2)]
+    assert started(run.hear("agent/2", replicated(1, 2))) == [("agent/2", 1, 1, 0)]
+    assert restored(say(run, 1, 1, hello(1))) == [("/shm/2/1.5",)]
+
+
+def test_an_ssh_connection_that_ends_late_does_not_delay_the_move() -> None:
+    run = training(stages=3, hosts=("left", "right", "spare"))
+    pass_time(run, 15, silent=(0,))
+    lose_agent(run, 0)
+    assert len(started(pass_time(run, 5, silent=(0,)))) == 2
+
+
+def test_two_hosts_that_are_lost_at_once_both_give_their_stages_away() -> None:
+    run = training(stages=4, hosts=("a", "b", "c"))
+    moved = pass_time(run, 21, silent=(0, 1))
+    assert started(moved) == [
+        ("agent/2", 0, 1, 0), ("agent/2", 1, 1, 1), ("agent/2", 2, 1, 0), ("agent/2", 3, 1, 1)
+    ]  # fmt: skip
+
+
+def test_stages_do_not_move_to_a_host_that_is_silent_itself() -> None:
+    run = training(stages=2, hosts=("a", "b", "c"))
+    pass_time(run, 5, silent=(0,))
+    moved = pass_time(run, 16, silent=(0, 1))
+    assert [to for to, *_ in started(moved)] == ["agent/2", "agent/2"]
+
+
+def test_a_host_that_comes_back_after_its_stages_have_moved_is_spare() -> None:
+    run = training(stages=2, hosts=("a", "b"))
+    pass_time(run, 21, silent=(0,))
+    assert lose_agent(run, 0) == []
+    run.agent(0)
+    assert started(pass_time(run, 30)) == []
+    assert run.state.fleet.workers[0].host == "b"
+
+
+def test_a_run_whose_every_host_is_lost_ends() -> None:
+    run = training(stages=2, hosts=("a", "b"))
+    told = pass_time(run, 40, silent=(0, 1))
+    (end,) = [each for each in told if isinstance(each, End)]
+    assert end.cause is not None
+    assert "no host is left" in end.cause.advice
+
+
+def test_snapshots_that_a_lost_agent_may_still_have_are_waited_for() -> None:
+    run = training(stages=1, hosts=("a",))
+    snapshot(run, 0, 5)
+    lose_agent(run, 0)
+    assert started(run.wait(1)) == []
+    assert started(run.agent(0, snapshots=(file_of(0, 5, "/shm/0.5"),))) == [("agent/0", 0, 1, 0)]
+    assert restored(say(run, 0, 1, hello(0))) == [("/shm/0.5",)]
+
+
+def test_snapshots_that_are_nowhere_send_all_stages_back_to_what_is_on_disk() -> None:
+    run = training()
+    committed(run, {0: (0, 1), 1: (0, 1), 2: (1, 0)})
+    lose_agent(run, 0)
+    lose_agent(run, 1)
+    assert started(run.agent(0)) == []  # the other may bring them back
+    assert {stage for _, stage, *_ in started(run.agent(1))} == {0, 1, 2}
+    assert run.state.repairs.catalogue.committed == 0
+    assert restored(say(run, 0, 1, hello(0))) == []
 
 
 def test_a_short_silence_of_a_host_has_no_consequence() -> None:

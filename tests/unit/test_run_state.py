@@ -28,6 +28,7 @@ from spectrain.protocol.errors import ExitCode
 from spectrain.protocol.messages import (
     AgentHello,
     AgentLost,
+    AgentSnapshots,
     Assign,
     Cause,
     Connect,
@@ -35,6 +36,7 @@ from spectrain.protocol.messages import (
     Heartbeat,
     Message,
     Progress,
+    SnapshotFile,
     StageDone,
     StartWorker,
     StopBefore,
@@ -76,8 +78,13 @@ class Run:
         self.now += seconds
         return self.handle(Ticked())
 
-    def agent(self, index: int, slots: int = 2) -> list[Instruction]:
-        return self.hear(f"agent/{index}", agent_hello(index, slots))
+    def agent(
+        self, index: int, slots: int = 2, snapshots: tuple[SnapshotFile, ...] = ()
+    ) -> list[Instruction]:
+        """Let an agent introduce itself and tell what it has found on its host."""
+        told = self.hear(f"agent/{index}", agent_hello(index, slots))
+        survey = AgentSnapshots(host_index=index, snapshots=snapshots, checkpoints=())
+        return told + self.hear(f"agent/{index}", survey)
 
     def worker(self, stage: int, message: Message) -> list[Instruction]:
         return self.hear(f"worker/{stage}/0", message)
