@@ -8,11 +8,12 @@ PIP = $(BIN)/python -m pip -qq --disable-pip-version-check
 PACKAGES = iproute2 openssh-server openssh-client dataset-fashion-mnist
 APT = DEBIAN_FRONTEND=noninteractive apt-get -qq
 
-.PHONY: help demo test check clean tools
+.PHONY: help demo test chaos check clean tools
 
 help:
 	@echo 'make demo    train handwritten digits on 4 local CPU workers'
 	@echo 'make test    pass the tests; as root on Debian it first installs what the cluster tests use'
+	@echo 'make chaos   the rest of the fault matrix, then ten minutes of random kills'
 	@echo 'make check   lint, types, import rules, spelling, generated documents'
 	@echo 'make clean   remove what the others made, but for runs/'
 	@echo 'PYTHON=python3.12 chooses the interpreter of $(VENV)'
@@ -21,7 +22,11 @@ demo: $(VENV)/.run
 	$(BIN)/spectrain-launch --device cpu --stages 4 examples/digits.py
 
 test: $(VENV)/.check tools
-	$(BIN)/pytest
+	$(BIN)/pytest -m 'not chaos'
+
+chaos: $(VENV)/.check tools
+	$(BIN)/pytest -m chaos
+	$(BIN)/python benchmarks/chaos.py
 
 check: $(VENV)/.check
 	$(BIN)/ruff format --check .

@@ -12,8 +12,9 @@ import statistics
 from pathlib import Path
 
 import click
-import spectrain
 import torch
+
+import spectrain
 from spectrain.coordinator.plan import make_plan
 from spectrain.protocol.errors import NonFiniteError
 from spectrain.protocol.job import load_job

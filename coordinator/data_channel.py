@@ -25,6 +25,7 @@ __all__ = ["DataChannel"]
 logger = logging.getLogger(__name__)
 
 _POLL_S = 1.0
+_FED = (Kind.FORWARD, Kind.EVALUATE)
 
 
 class DataChannel:
@@ -95,10 +96,11 @@ class DataChannel:
     def _answer(self, feed: Feed, received: Received) -> None:
         message: Message = received.message
         if isinstance(message, WeightsPart):
+            if len(received.payload) != 1:
+                raise ProtocolError(f"{message.name!r} came with {len(received.payload)} frames")
             self._on_weights(message, received.payload[0])
         elif isinstance(message, FeedRequest):
-            for text in message.ops:
-                op = Op.parse(text)
+            for op in _ops_of(message):
                 if self._admit(op):
                     self._send_batch(feed, received.identity, message.part, op)
 
@@ -128,3 +130,14 @@ class DataChannel:
             ),
             frames,
         )
+
+
+def _ops_of(request: FeedRequest) -> list[Op]:
+    """Return the ops that are asked for; raise ProtocolError if the feed has no such thing."""
+    try:
+        ops = [Op.parse(text) for text in request.ops]
+    except ValueError as error:
+        raise ProtocolError(str(error)) from error
+    if request.part not in ("inputs", "targets") or not all(op.kind in _FED for op in ops):
+        raise ProtocolError(f"there are no {request.part} for {', '.join(request.ops)}")
+    return ops

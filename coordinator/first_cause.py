@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from ..protocol.errors import ExitCode, exit_code_of_signal
 from ..protocol.messages import AgentLost, Cause, WorkerExited, WorkerFault
 
-__all__ = ["Fault", "Silent", "Stuck", "first_cause"]
+__all__ = ["Fault", "Silent", "Stuck", "ending", "first_cause", "signal_name"]
 
 LOW_MEMORY_BYTES = 2 * 2**30
 """With less than this free just after a SIGKILL, lack of memory is the likely reason."""
@@ -180,12 +180,12 @@ def _exit_of(first: Fault, faults: Sequence[Fault]) -> WorkerExited | None:
 
 def _end_words(event: WorkerExited) -> tuple[str, str]:
     if event.status < 0:
-        return _signal_name(-event.status), _killed(-event.status, event.free_memory_bytes)
+        return signal_name(-event.status), _killed(-event.status, event.free_memory_bytes)
     return "exit", f"ended with exit code {event.status} before its work was done"
 
 
 def _killed(number: int, free_memory_bytes: int) -> str:
-    text = f"killed by {_signal_name(number)} ({exit_code_of_signal(number)})"
+    text = f"killed by {signal_name(number)} ({exit_code_of_signal(number)})"
     if number != signal.SIGKILL:
         return text
     text += f". Just after, the host had {free_memory_bytes / 2**30:.1f} GiB free; "
@@ -200,7 +200,13 @@ def _killed(number: int, free_memory_bytes: int) -> str:
     )
 
 
-def _signal_name(number: int) -> str:
+def ending(status: int) -> str:
+    """Say in a word how a process ended, by its exit code or minus its signal."""
+    return signal_name(-status) if status < 0 else f"exit code {status}"
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, for the user."""
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal has a number only

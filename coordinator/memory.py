@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
 __all__ = ["Memory"]
 
@@ -23,6 +24,7 @@ class Memory:
         slots: host index and slot of each stage.
         incarnations: of each stage's worker.
         restarts: how often each stage was started again.
+        repairs: records of the repairs that are over, for the summary.
         stop_before: first batch that will not be trained; None unless the run was asked to stop.
         stop_reason: who asked.
         stop_code: the exit code that goes with it.
@@ -33,6 +35,7 @@ class Memory:
     slots: tuple[tuple[int, int], ...]
     incarnations: tuple[int, ...]
     restarts: tuple[int, ...]
+    repairs: tuple[dict[str, Any], ...] = ()
     stop_before: int | None = None
     stop_reason: str = ""
     stop_code: int = 0
@@ -58,6 +61,7 @@ class Memory:
                 slots=tuple((int(host), int(slot)) for host, slot in values["slots"]),
                 incarnations=tuple(map(int, values["incarnations"])),
                 restarts=tuple(map(int, values["restarts"])),
+                repairs=tuple(values["repairs"]),
                 stop_before=values["stop_before"],
                 stop_reason=str(values["stop_reason"]),
                 stop_code=int(values["stop_code"]),

@@ -81,6 +81,7 @@ class Metrics:
         self._recent: deque[BatchResult] = deque(maxlen=LOSS_WINDOW_BATCHES)
         self._evaluations: dict[int, Evaluated] = {}
         self._throughput = Throughput()
+        self._samples_before = 0  # trained before this process told the workers to train
         self._started_s: float | None = None
         self._last_trained_s: float | None = None
 
@@ -89,6 +90,7 @@ class Metrics:
     def started(self, now_s: float) -> None:
         """Note that the workers have been told to train."""
         self._started_s = now_s
+        self._samples_before = self.samples
         self._throughput.add(now_s, self.samples)
 
     def cut(self, work: Work) -> None:
@@ -244,7 +246,7 @@ class Metrics:
             "final_metrics": test_metrics or self._training_metrics(),
             "final_metrics_of": "test" if test_metrics else "train",
             "wall_s": wall_s,
-            "samples_per_s": self.samples / wall_s if wall_s else None,
+            "samples_per_s": (self.samples - self._samples_before) / wall_s if wall_s else None,
             "restarts": restarts,
             "mismatches": self.mismatches,
             "staleness": self._stages.staleness(),

@@ -1,4 +1,16 @@
-"""The phases of a run, and what each of the early ones waits for. Pure."""
+"""The phases of a run, and what each of the early ones waits for. Pure.
+
+::
+
+    GATHERING ──agents, plan──▶ STARTING ──all ready──▶ CONNECTING ──all connected──▶ TRAINING
+        │                          │                        │                         │     │
+        └───────── fault ──────────┴────────────────────────┴──────────────▶ FAILING ◀┘  all done
+                                                                                │           ▼
+                                                                              ENDED ◀── FINISHING
+
+A coordinator that was started again begins in ``REJOINING`` instead and goes on in ``TRAINING``
+when every worker has introduced itself, or has been silent for a lease.
+"""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ from ..protocol.settings import Settings
 from .events import End
 from .memory import Memory
 from .metrics import Metrics, Placement
+from .phase import missing_in
 from .run_state import RunState
 from .sinks import RunDirectory, json_text, status_record
 
@@ -145,16 +146,7 @@ class RunRecord:
         repairs = state.repairs
         summary = self._known_metrics.summary(weights_sha256=digest, restarts=sum(repairs.restarts))
         summary["stopped_early"] = state.stopping is not None
-        summary["repairs"] = [
-            {
-                "stage": repair.stage,
-                "cause": repair.what,
-                "from_update": repair.from_update,
-                "replayed": repair.replayed,
-                "seconds": repair.split_s(),
-            }
-            for repair in repairs.finished
-        ]
+        summary["repairs"] = repairs.records
         metadata = {
             "spectrain": version("spectrain"),
             "method": self._settings.method,
@@ -167,7 +159,7 @@ class RunRecord:
 
     def view(self, state: RunState, now: float) -> View:
         """Return what the console shows."""
-        waiting_for = state.waiting_for()
+        waiting_for = missing_in(state.phase, state.fleet)
         if self._metrics is None:
             return View(state=state.phase.value, waiting_for=waiting_for)
         placements = [

@@ -7,10 +7,14 @@ failures without progress, and exceptions of the user's code at one and the same
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
-__all__ = ["Decision", "FailureCounter", "Repair", "Rung"]
+from .first_cause import Fault
+
+__all__ = ["Decision", "FailureCounter", "GiveUp", "Repair", "Rung"]
 
 SAME_OP_LIMIT = 3
 """Exceptions at one op after which replaying that stage alone has been tried enough."""
@@ -28,6 +32,19 @@ class Rung(str, Enum):
     REPLAY = "replay"
     ROLL_BACK = "roll back"
     GIVE_UP = "give up"
+
+
+class GiveUp(Exception):  # noqa: N818  it is a decision, not an error
+    """The ladder has no more rungs; the text says why.
+
+    Args:
+        reason: in a few words.
+        faults: what is the cause, where nobody has told of one yet.
+    """
+
+    def __init__(self, reason: str, faults: Sequence[Fault] = ()) -> None:
+        super().__init__(reason)
+        self.faults = faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +122,16 @@ class Repair:
     ready_at: float | None = None
     connected_at: float | None = None
     caught_up_at: float | None = None
+
+    def record(self) -> dict[str, Any]:
+        """Return what the summary says of it."""
+        return {
+            "stage": self.stage,
+            "cause": self.what,
+            "from_update": self.from_update,
+            "replayed": self.replayed,
+            "seconds": self.split_s(),
+        }
 
     def split_s(self) -> dict[str, float]:
         """Return seconds from failure to start, hello, readiness, links and the old position."""

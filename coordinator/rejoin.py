@@ -28,6 +28,7 @@ def remember(
         slots=tuple(worker.slot for worker in fleet.workers),
         incarnations=tuple(worker.incarnation for worker in fleet.workers),
         restarts=repairs.restarts,
+        repairs=tuple(repairs.records),
         stop_before=None if stop is None else stop.before,
         stop_reason="" if stop is None else stop.reason,
         stop_code=0 if stop is None else stop.exit_code,
@@ -64,6 +65,9 @@ def go_on(fleet: Fleet, repairs: Repairs, now: float) -> list[Instruction]:
         worker.moved = now
         if worker.heard is None and not worker.exited:
             instructions += repairs.missing(worker, now)
+        elif worker.ready is None and not worker.exited:
+            # Nobody was there to answer its hello; one that had its answer does not mind another.
+            instructions += repairs.assign(worker)
         elif worker.ready is not None and not worker.connected:
             instructions += repairs.ready(worker, worker.ready, now)
     return instructions

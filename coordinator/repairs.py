@@ -7,8 +7,9 @@ lost gives its stages to spare or shared slots elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..protocol.messages import (
     AgentHello,
@@ -26,30 +27,18 @@ from ..protocol.messages import (
     WorkerReady,
 )
 from ..protocol.settings import Settings
+from .broken_links import BrokenLinks
 from .catalogue import Catalogue
 from .events import Instruction, Planned, Send, Tell
-from .first_cause import Fault, Silent
+from .first_cause import Fault, Silent, ending
 from .fleet import Agent, Fleet, Slot, Worker, new_home
 from .lost_hosts import LostHosts
-from .recovery import FailureCounter, Repair, Rung
+from .recovery import FailureCounter, GiveUp, Repair, Rung
 from .rounds import Rounds
 
 __all__ = ["GiveUp", "Repairs"]
 
 LAUNCHER = "launcher"
-
-
-class GiveUp(Exception):  # noqa: N818  it is a decision, not an error
-    """The ladder has no more rungs; the text says why.
-
-    Args:
-        reason: in a few words.
-        faults: what is the cause, where nobody has told of one yet.
-    """
-
-    def __init__(self, reason: str, faults: Sequence[Fault] = ()) -> None:
-        super().__init__(reason)
-        self.faults = faults
 
 
 @dataclass
@@ -64,7 +53,7 @@ class Repairs:
         plan: how the model is cut.
         stop_message: what workers were told when the run was asked to stop; None if it was not.
         generation: of the newest link.
-        finished: repairs that are over, for the summary.
+        records: of the repairs that are over, for the summary.
     """
 
     settings: Settings
@@ -74,7 +63,7 @@ class Repairs:
     plan: Planned | None = None
     stop_message: Message | None = None
     generation: int = 0
-    finished: list[Repair] = field(default_factory=list[Repair])
+    records: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     _counters: dict[int, FailureCounter] = field(default_factory=dict[int, FailureCounter])
     _repairs: dict[int, Repair] = field(default_factory=dict[int, Repair])  # by stage
     _due: dict[int, float] = field(default_factory=dict[int, float])  # restarts, by stage
@@ -82,9 +71,11 @@ class Repairs:
     _asked_for: set[int] = field(default_factory=set[int])  # stages whose end we brought about
     _killed: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     _lost: LostHosts = field(init=False)
+    broken_links: BrokenLinks = field(init=False)
 
     def __post_init__(self) -> None:
         self._lost = LostHosts(self.settings.lease_s, self.settings.max_restarts)
+        self.broken_links = BrokenLinks(self.fleet, self.join)
 
     @property
     def restarts(self) -> tuple[int, ...]:
@@ -94,8 +85,9 @@ class Repairs:
             for stage in range(len(self.fleet.workers))
         )
 
-    def remember(self, restarts: tuple[int, ...]) -> None:
+    def remember(self, restarts: tuple[int, ...], records: Iterable[dict[str, Any]]) -> None:
         """Take over what a former coordinator counted."""
+        self.records = list(records)
         self._counters = {
             stage: FailureCounter(restarts=count) for stage, count in enumerate(restarts)
         }
@@ -113,7 +105,7 @@ class Repairs:
             GiveUp: it has been tried often enough.
         """
         fault = self._raised.pop(worker.stage, None)
-        what = fault.what if fault is not None else _ending(message.status)
+        what = fault.what if fault is not None else ending(message.status)
         return self._failed(worker, what, fault.op if fault is not None else "", now)
 
     def _failed(self, worker: Worker, what: str, op: str, now: float) -> list[Instruction]:
@@ -164,12 +156,13 @@ class Repairs:
     # -- workers come back ----------------------------------------------------------------------
 
     def tick(self, now: float) -> list[Instruction]:
-        """Find new homes for stages of lost hosts; start what is due.
+        """Find new homes for stages of lost hosts; start what is due; mend broken links.
 
         Raises:
             GiveUp: no host is left.
         """
-        return [*self._abandon_hosts(now), *self.start_due(now)]
+        moves = self._abandon_hosts(now)
+        return [*moves, *self.start_due(now), *self.broken_links.rebuild(now)]
 
     def start_due(self, now: float) -> list[Instruction]:
         """Start agents and workers that are due, each as soon as what it needs is there."""
@@ -220,6 +213,10 @@ class Repairs:
         worker.pid = message.pid
         if worker.stage in self._repairs:
             self._repairs[worker.stage].hello_at = now
+        return self.assign(worker)
+
+    def assign(self, worker: Worker) -> list[Instruction]:
+        """Tell a worker that has said hello what it is to do."""
         if self.plan is None:
             return []  # a restarted coordinator gets to know the run before it has loaded the job
         assignment = Assign(
@@ -281,7 +278,7 @@ class Repairs:
             return []
         repair.replayed = message.replayed
         repair.caught_up_at = now
-        self.finished.append(self._repairs.pop(worker.stage))
+        self.records.append(self._repairs.pop(worker.stage).record())
         text = (
             f"stage {worker.stage} on {worker.host} restarted as incarnation {worker.incarnation}, "
             f"replayed {repair.replayed} batches, back in {now - repair.failed_at:.1f} s"
@@ -324,7 +321,14 @@ class Repairs:
         kill = [] if agent is None or agent.lost else [self.kill(worker, "not heard from")]
         return [*kill, *self._failed(worker, "not heard from", "", now)]
 
-    def agent_silent(self, index: int) -> list[Instruction]:
+    def silence(
+        self, hosts: Iterable[int], workers: Iterable[tuple[Worker, Fault]], now: float
+    ) -> list[Instruction]:
+        """Deal with hosts and workers that say nothing, or get nowhere."""
+        told = [each for index in hosts for each in self._host_silent(index)]
+        return told + [e for w, fault in workers for e in self._worker_silent(w, fault, now)]
+
+    def _host_silent(self, index: int) -> list[Instruction]:
         """A host says nothing although its connection stands: it may be cut off, or come back."""
         if index in self._lost:
             return []
@@ -337,7 +341,7 @@ class Repairs:
         """A host that was silent is there after all."""
         self._lost.remove(index)
 
-    def silent(self, worker: Worker, fault: Fault, now: float) -> list[Instruction]:
+    def _worker_silent(self, worker: Worker, fault: Fault, now: float) -> list[Instruction]:
         """A worker is silent or stuck on a host that answers: turn the hang into a death."""
         agent = self.fleet.agents.get(worker.slot[0])
         hangs = (worker.stage, worker.incarnation)
@@ -391,14 +395,3 @@ class Repairs:
             instructions.append(Tell("warning", text))
             worker.slot, worker.host = slot, host
         return instructions
-
-
-def _ending(status: int) -> str:
-    if status < 0:
-        import signal
-
-        try:
-            return signal.Signals(-status).name
-        except ValueError:
-            return f"signal {-status}"
-    return f"exit code {status}"

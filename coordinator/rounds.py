@@ -19,6 +19,7 @@ from ..protocol.messages import (
     ReplicationFailed,
     SnapshotFile,
     SnapshotPlan,
+    SnapshotSkipped,
     SnapshotWritten,
 )
 from ..protocol.settings import Settings
@@ -63,13 +64,13 @@ class Rounds:
     persist: Callable[[], Persist]
     plan: SnapshotPlan | None = None
     _fetching: dict[int, Transfer] = field(default_factory=dict[int, Transfer])  # by stage
-    _trained_since: float | None = None
+    _measured_from: tuple[float, int] | None = None  # a time, and the least version then
+    _skips: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
     _capture_s: float = 0.0
     _is_chosen: bool = False
 
-    def begin(self, now: float) -> list[Instruction]:
+    def begin(self) -> list[Instruction]:
         """Training begins: tell the workers when to take snapshots."""
-        self._trained_since = now
         every = self.settings.snapshot_every
         if every is None:
             # A first guess, so that there is something to measure and to restart from.
@@ -108,28 +109,67 @@ class Rounds:
             told.append(Tell("warning", f"no copy of a snapshot on {host}: {message.error}"))
         return [*told, *self._replicate(), *self._commit()]
 
+    def skipped(self, worker: Worker, message: SnapshotSkipped) -> list[Instruction]:
+        """Tell the user that a stage left a snapshot out, once for each stage and reason."""
+        reason = message.reason.partition(":")[0]
+        if (worker.stage, reason) in self._skips:
+            return []
+        self._skips.add((worker.stage, reason))
+        text = f"stage {worker.stage} took no snapshot after update {message.update}: "
+        return [Tell("warning", text + message.reason)]
+
     def tick(self, now: float) -> list[Instruction]:
         """Choose the distance between rounds once enough has been measured."""
-        if self._is_chosen or self._trained_since is None or self.catalogue.committed == 0:
+        update_s = self._update_s(now)
+        if self.plan is None or not self.plan.every or update_s is None:
             return []
-        elapsed_s = now - self._trained_since
-        versions = [worker.version for worker in self.fleet.workers]
-        if elapsed_s < _MEASURE_S or min(versions) == 0:
+        most = self._most_by_log()
+        if most is not None and self.plan.every > most and self._is_chosen:
+            text = f"the log fills up: a snapshot every {most} updates from now on"
+            return [Tell("warning", text), *self._plan_anew(most, update_s)]
+        if self._is_chosen or self.catalogue.committed == 0:
             return []
         self._is_chosen = True
-        update_s = elapsed_s / min(versions)
         every = choose_interval(
             capture_s=self._capture_s,
             update_s=update_s,
             workers=len(self.fleet.workers),
+            most=most,
         )
-        ahead = self.settings.stages + int(_AHEAD_S / update_s) + 1
-        self.plan = SnapshotPlan(first=max(versions) + ahead, every=every)
         text = (
             f"a snapshot every {every} updates ({every * update_s:.1f} s; taking one stops a "
             f"stage for {1000 * self._capture_s:.1f} ms, an update takes {1000 * update_s:.1f} ms)"
         )
-        return [Tell("info", text), *self.fleet.to_workers(self.plan)]
+        return [Tell("info", text), *self._plan_anew(every, update_s)]
+
+    def _update_s(self, now: float) -> float | None:
+        """Return the time from one update to the next, once enough has been seen."""
+        version = min(worker.version for worker in self.fleet.workers)
+        if self._measured_from is None and version > 0:
+            self._measured_from = (now, version)
+        since, before = self._measured_from or (now, version)
+        if now - since < _MEASURE_S or version <= before:
+            return None
+        return (now - since) / (version - before)
+
+    def _plan_anew(self, every: int, update_s: float) -> list[Instruction]:
+        """Change the distance from a point on that no stage has come near to yet."""
+        ahead = self.settings.stages + int(_AHEAD_S / update_s) + 1
+        newest = max(worker.version for worker in self.fleet.workers)
+        self.plan = SnapshotPlan(first=newest + ahead, every=every)
+        return [*self.fleet.to_workers(self.plan)]
+
+    def _most_by_log(self) -> int | None:
+        """Return how far apart rounds may be for the fullest log to hold two of them."""
+        limits: list[int] = []
+        for worker in self.fleet.workers:
+            updates = worker.version - self.catalogue.committed
+            log_bytes = 0 if worker.progress is None else worker.progress.log_bytes
+            # What is in flight counts too, so few updates would say little.
+            if log_bytes and updates > 2 * self.settings.stages:
+                update_bytes = log_bytes / updates
+                limits.append(int(self.settings.log_memory_bytes / update_bytes / 2))
+        return max(1, min(limits)) if limits else None
 
     def plan_for(self, worker: Worker) -> list[Instruction]:
         """Tell a restarted worker what the others were told."""

@@ -1,27 +1,12 @@
 """What a run does next: events in, instructions out. Pure: no sockets, clocks, files or threads.
 
-::
-
-    GATHERING ──agents, plan──▶ STARTING ──all ready──▶ CONNECTING ──all connected──▶ TRAINING
-        │                          │                        │                         │     │
-        └───────── fault ──────────┴────────────────────────┴──────────────▶ FAILING ◀┘  all done
-                                                                                │           ▼
-                                                                              ENDED ◀── FINISHING
-
-A coordinator that was started again begins in ``REJOINING`` instead and goes on in ``TRAINING``
-when every worker has introduced itself, or has been silent for a lease.
-
-Within ``TRAINING`` workers, agents and hosts may die and be replaced (``repairs.py``) while the
-others go on; a fault ends the run only when it cannot be repaired or must not be.
+While a run trains, workers, agents and hosts may die and be replaced (``repairs.py``).
 
 The shell (``service.py``) turns what happens into events, carries out the instructions, and tells
 the time: every event comes with ``now``, seconds of a monotonic clock.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
-from dataclasses import replace
 
 from ..protocol.errors import ExitCode
 from ..protocol.messages import (
@@ -33,9 +18,10 @@ from ..protocol.messages import (
     Heartbeat,
     Message,
     Progress,
+    SnapshotSkipped,
+    SnapshotsReserved,
     SnapshotWritten,
     StageDone,
-    StartWorker,
     StopBefore,
     WhoAreYou,
     WorkerConnected,
@@ -52,7 +38,6 @@ from .events import (
     Event,
     Export,
     Exported,
-    GoBackTo,
     Instruction,
     LauncherGone,
     Persist,
@@ -65,22 +50,19 @@ from .events import (
     Tell,
     WeightsArrived,
 )
-from .first_cause import Fault, first_cause
+from .failure import Failure
+from .first_cause import Fault
 from .fleet import Fleet, Worker
 from .memory import Memory
 from .phase import Phase, missing_in
 from .rejoin import GENERATIONS_PER_LIFE, go_on, recall_workers, remember, stop_of
 from .repairs import GiveUp, Repairs
+from .room import ask_for_room, lacks_room
 from .rounds import ABOUT_SNAPSHOTS, Rounds
+from .startup import begin_from_checkpoint, place_workers
 from .watch import is_fatal, late_start, silent_hosts, silent_workers
 
 __all__ = ["Phase", "RunState"]
-
-_SETTLE_S = 1.0
-"""After the first fatal fault, how long to listen for others before the first cause is named.
-
-A worker that dies takes its neighbours' links with it; whose report comes first is chance.
-"""
 
 
 class RunState:
@@ -126,14 +108,12 @@ class RunState:
         self.repairs = Repairs(settings, self.fleet, self._catalogue, self._rounds)
         self.repairs.generation = (self._life - 1) * GENERATIONS_PER_LIFE
         if memory is not None:
-            self.repairs.remember(memory.restarts)
+            self.repairs.remember(memory.restarts, memory.repairs)
         if self.stopping is not None:
             self.repairs.stop_message = StopBefore(batch=self.stopping.before)
         self._resumes = resumes
         self._surveyed: set[int] = set()  # hosts that have told what they keep
-        self._faults: list[Fault] = []
-        self._failing_since = now
-        self._gave_up = ""
+        self._failure = Failure()
         self._weights_arrived = False
 
     def handle(  # noqa: PLR0911  one for each kind of event
@@ -162,10 +142,6 @@ class RunState:
             return self._finished()
         return self._ticked(now)
 
-    def waiting_for(self) -> tuple[str, ...]:
-        """Name what start-up still waits for, one line each."""
-        return missing_in(self.phase, self.fleet)
-
     # -- what peers say -------------------------------------------------------------------------
 
     def _received(self, sender: str, message: Message, now: float) -> list[Instruction]:
@@ -192,6 +168,9 @@ class RunState:
             return []  # from before its end, or of one whose stages are elsewhere by now
         agent.heard = now
         self.repairs.agent_spoke(index)
+        if isinstance(message, SnapshotsReserved):
+            cause = lacks_room(message, self.fleet)
+            return [] if cause is None else self._end("failed", cause.exit_code, cause)
         if isinstance(message, ABOUT_SNAPSHOTS):
             told = self._rounds.hear(index, message)
             if isinstance(message, AgentSnapshots):
@@ -215,14 +194,14 @@ class RunState:
         worker.exited = True
         if was_delivered:
             return []
-        self._faults.append(Fault(at_s=now, host=worker.host, event=message, op=worker.doing))
+        self._failure.note(Fault(at_s=now, host=worker.host, event=message, op=worker.doing))
         if not self._is_repairable:
             return self._fail(now)
         try:
             instructions = self.repairs.exited(worker, message, now)
         except GiveUp as reason:
             return self._give_up(reason, now)
-        self._faults = [fault for fault in self._faults if fault.stage != worker.stage]
+        self._failure.forget(worker.stage)
         return instructions
 
     def _agent_lost(self, message: AgentLost, now: float) -> list[Instruction]:
@@ -234,45 +213,59 @@ class RunState:
             return self.repairs.agent_lost(index, message.reason, now)
         if index in self.fleet.agents:
             self.fleet.agents[index].lost = True
-        self._faults.append(Fault(at_s=now, host=self.fleet.hosts[index], event=message))
+        self._failure.note(Fault(at_s=now, host=self.fleet.hosts[index], event=message))
         return self._fail(now)
 
-    def _from_worker(  # noqa: C901, PLR0911  one branch for each kind of message
+    def _from_worker(  # noqa: PLR0911  one for each kind of message
         self, worker: Worker, message: Message, now: float
     ) -> list[Instruction]:
         is_stranger = worker.heard is None and not isinstance(message, WorkerHello)
         worker.heard = now
         if is_stranger:
             return [Send(worker.identity, WhoAreYou())]
-        if isinstance(message, WorkerHello):
-            return self.repairs.hello(worker, message, now)
+        match message:
+            case WorkerHello():
+                return self.repairs.hello(worker, message, now)
+            case WorkerReady() | WorkerConnected():
+                return self._worker_up(worker, message, now)
+            case Progress():
+                return self._progress(worker, message, now)
+            # Before there is a plan, results could not be written down before their commit.
+            case SnapshotWritten() if self._plan is not None:
+                return self._rounds.hear(worker.slot[0], message)
+            case SnapshotSkipped():
+                return self._rounds.skipped(worker, message)
+            case StageDone():
+                worker.done = message
+                return self._export()
+            case WorkerFault():
+                return self._worker_fault(worker, message, now)
+            case _:
+                return []
+
+    def _worker_up(
+        self, worker: Worker, message: WorkerReady | WorkerConnected, now: float
+    ) -> list[Instruction]:
+        restarted = self.phase is Phase.TRAINING
         if isinstance(message, WorkerReady):
-            if self.phase is Phase.TRAINING:
+            if restarted:
                 return self.repairs.ready(worker, message, now)
             worker.ready = message
             return [*self._connect(), *self._rejoined(now)]
-        if isinstance(message, WorkerConnected):
-            worker.connected = True
-            if self.phase is Phase.TRAINING:
-                return self.repairs.connected(worker, now)
-            return [*self._go(now), *self._rejoined(now)]
-        if isinstance(message, Progress):
-            before = worker.progress
-            if before is None or before.last_op != message.last_op or message.waiting_for:
-                worker.moved = now
-            worker.progress = message
-            return self.repairs.progress(worker, message, now)
-        if isinstance(message, SnapshotWritten) and self._plan is not None:
-            return self._rounds.hear(worker.slot[0], message)
-        if isinstance(message, StageDone):
-            worker.done = message
-            return self._export()
-        if isinstance(message, WorkerFault):
-            return self._worker_fault(worker, message, now)
-        return []
+        worker.connected = True
+        if restarted:
+            return self.repairs.connected(worker, now)
+        return [*self._go(now), *self._rejoined(now)]
+
+    def _progress(self, worker: Worker, message: Progress, now: float) -> list[Instruction]:
+        before = worker.progress
+        if before is None or before.last_op != message.last_op or message.waiting_for:
+            worker.moved = now
+        worker.progress = message
+        return self.repairs.progress(worker, message, now)
 
     def _worker_fault(self, worker: Worker, message: WorkerFault, now: float) -> list[Instruction]:
-        self._faults.append(Fault(at_s=now, host=worker.host, event=message, op=worker.doing))
+        self._failure.note(Fault(at_s=now, host=worker.host, event=message, op=worker.doing))
         if is_fatal(message) or not self._is_repairable:
             return self._fail(now)
         self.repairs.raised(worker, message)
@@ -287,37 +280,18 @@ class RunState:
         complete = self._plan is not None and len(present) == len(fleet.hosts)
         if self.phase is not Phase.GATHERING or not complete:
             return []
-        resumed = self._resume() if self._resumes else []
-        slots = fleet.slots()
+        resumed = begin_from_checkpoint(self._catalogue) if self._resumes else []
         self.phase = Phase.STARTING
-        fleet.workers = [
-            Worker(stage, slot, fleet.hosts[slot[0]])
-            for stage, slot in zip(range(self.settings.stages), slots, strict=False)
-        ]
-        instructions: list[Instruction] = resumed + [
-            Send(worker.agent, StartWorker(
-                stage=worker.stage, incarnation=worker.incarnation, slot=worker.slot[1]
-            ))
-            for worker in fleet.workers
-        ]  # fmt: skip
-        spares = len(slots) - len(fleet.workers)
-        if spares:
-            instructions.append(Tell("info", f"{spares} spare slot{'s' * (spares > 1)}"))
-        return instructions
-
-    def _resume(self) -> list[Instruction]:
-        update = self._catalogue.fall_back()
-        told = Tell("info", f"going on from the checkpoint after update {update}")
-        if update == 0:
-            told = Tell("warning", "there is no whole checkpoint: beginning again")
-        return [told, GoBackTo(update)]
+        return [*resumed, *place_workers(fleet, self.settings.stages)]
 
     def _connect(self) -> list[Instruction]:
         workers = self.fleet.workers
         if self.phase is not Phase.STARTING or any(worker.ready is None for worker in workers):
             return []
         self.phase = Phase.CONNECTING
-        return [each for stage in range(len(workers)) for each in self.repairs.join(stage)]
+        room = ask_for_room(self.fleet) if self.settings.repairs else []
+        links = [each for stage in range(len(workers)) for each in self.repairs.join(stage)]
+        return [*room, *links]
 
     def _go(self, now: float) -> list[Instruction]:
         workers = self.fleet.workers
@@ -326,7 +300,7 @@ class RunState:
         self.phase = Phase.TRAINING
         for worker in workers:
             worker.moved = now
-        return [self._persist(), *self._rounds.begin(now), *self.fleet.to_workers(Go())]
+        return [self._persist(), *self._rounds.begin(), *self.fleet.to_workers(Go())]
 
     # -- after a restart of the coordinator -----------------------------------------------------
 
@@ -336,12 +310,11 @@ class RunState:
 
     def _rejoined(self, now: float, *, waited: bool = False) -> list[Instruction]:
         """Go on as soon as everybody is known, or has had a lease to introduce itself."""
-        all_known = all(worker.connected for worker in self.fleet.workers)
-        is_complete = self._plan is not None and (all_known or waited)
-        if self.phase is not Phase.REJOINING or not is_complete:
+        all_known = waited or all(worker.connected for worker in self.fleet.workers)
+        if self.phase is not Phase.REJOINING or self._plan is None or not all_known:
             return []
         self.phase = Phase.TRAINING
-        begin = [self._persist(), *self._rounds.begin(now)]
+        begin = [self._persist(), *self._rounds.begin()]
         return [*begin, *go_on(self.fleet, self.repairs, now)]
 
     # -- the way down ---------------------------------------------------------------------------
@@ -374,17 +347,15 @@ class RunState:
 
     @property
     def _is_repairable(self) -> bool:
-        return self.phase is Phase.TRAINING and self.settings.max_restarts > 0
+        return self.phase is Phase.TRAINING and self.settings.repairs
 
     def _give_up(self, reason: GiveUp, now: float) -> list[Instruction]:
-        self._gave_up = f"Restarting was given up: {reason}. "
-        self._faults.extend(reason.faults)
+        self._failure.give_up(str(reason), reason.faults)
         return self._fail(now)
 
     def _fail(self, now: float) -> list[Instruction]:
-        if self.phase is not Phase.FAILING:
-            self.phase = Phase.FAILING
-            self._failing_since = now
+        self.phase = Phase.FAILING
+        self._failure.begin(now)
         return []
 
     def _end(self, state: str, code: int, cause: Cause | None = None) -> list[Instruction]:
@@ -395,14 +366,11 @@ class RunState:
 
     def _ticked(self, now: float) -> list[Instruction]:
         if self.phase is Phase.FAILING:
-            if now - self._failing_since < _SETTLE_S:
-                return []
-            cause = first_cause(self._faults)
-            cause = replace(cause, advice=self._gave_up + cause.advice)
-            return self._end("failed", cause.exit_code, cause)
+            cause = self._failure.cause(now)
+            return [] if cause is None else self._end("failed", cause.exit_code, cause)
         if self.phase is Phase.REJOINING and now - self._started > self.settings.lease_s:
             return self._rejoined(now, waited=True)
-        missing = self.waiting_for()
+        missing = missing_in(self.phase, self.fleet)
         if missing and now - self._started > self.settings.start_timeout_s:
             cause = late_start(self.settings.start_timeout_s, missing)
             return self._end("failed", cause.exit_code, cause)
@@ -419,17 +387,14 @@ class RunState:
             *self.fleet.to_workers(Heartbeat()),
         ]
 
-    def _deal_with_silence(self, now: float) -> Iterable[Instruction]:
+    def _deal_with_silence(self, now: float) -> list[Instruction]:
         """Turn hangs into deaths where the run can be repaired, into its end where it cannot."""
         training = self.phase is Phase.TRAINING
-        hosts = silent_hosts(self.fleet, self.settings, now)
-        workers = silent_workers(self.fleet, self.settings, now, training=training)
+        hosts = list(silent_hosts(self.fleet, self.settings, now))
+        workers = list(silent_workers(self.fleet, self.settings, now, training=training))
         if self._is_repairable:
-            for index, _ in hosts:
-                yield from self.repairs.agent_silent(index)
-            for worker, fault in workers:
-                yield from self.repairs.silent(worker, fault, now)
-            return
-        for _, fault in (*hosts, *workers):
-            self._faults.append(fault)
+            return self.repairs.silence((index for index, _ in hosts), workers, now)
+        if hosts or workers:
+            self._failure.note(*(fault for _, fault in (*hosts, *workers)))
             self._fail(now)
+        return []

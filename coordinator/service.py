@@ -64,6 +64,7 @@ _LAUNCHER = "launcher"
 _VIEW_EVERY_S = 0.5
 _STATUS_EVERY_S = 1.0
 _TIMINGS_EVERY_S = 5.0
+_HELLO_POLL_S = 0.2
 
 
 class Coordinator:
@@ -240,11 +241,15 @@ class Coordinator:
             cause=end.cause,
             summary_json=self._record.summary_json,
         )
-        self._control.send(_LAUNCHER, ended)
-        self._launcher_gone.wait(2 * self._settings.grace_s)
+        deadline = time.monotonic() + 2 * self._settings.grace_s
+        # A job may be refused before the launcher has said hello, which makes it known here.
+        while not self._control.send(_LAUNCHER, ended) and time.monotonic() < deadline:
+            self._control.receive(_HELLO_POLL_S)
+        self._launcher_gone.wait(max(0.0, deadline - time.monotonic()))
         self._data.close()
         self._control.close()
         self._record.close()
+        self._waker.close()
 
     # -- other threads --------------------------------------------------------------------------
 
@@ -257,6 +262,8 @@ class Coordinator:
             self._refuse(error)
             return
         self._record.planned(plan)
+        if self._state.stopping is not None:  # as the coordinator before this one was asked to
+            self._record.stopped_before(self._state.stopping.before)
         self._data.start(plan.feed)
         self._post(Planned(plan.layer_counts, plan.work))
 

@@ -4,7 +4,7 @@
 
     run.json        the id of the run, which its checkpoints carry
     settings.json   what the run was asked to do, every value resolved
-    plan.json       layers and hosts of each stage, predicted staleness
+    plan.json       layers, size and predicted staleness of each stage
     status.json     who runs where and how far; rewritten while the run goes on
     metrics.jsonl   one record per line, see ``metrics.py``
     commit.json     the newest snapshot round that every stage can be restored to

@@ -22,14 +22,18 @@ LONGEST_INTERVAL_S = 60.0
 """Replay takes about as long as the interval, and logs grow with it."""
 
 
-def choose_interval(*, capture_s: float, update_s: float, workers: int) -> int:
+def choose_interval(
+    *, capture_s: float, update_s: float, workers: int, most: int | None = None
+) -> int:
     """Return the number of updates from one round to the next, at least 1.
 
     Args:
         capture_s: how long a snapshot stops a stage, at least 0.
         update_s: time from one update to the next, above 0.
         workers: of the run, at least 1.
+        most: updates that the logs have room for; None: any number.
     """
     rule_s = sqrt(2 * capture_s / (FAULTS_PER_WORKER_S * workers))
     interval_s = max(rule_s, capture_s / LARGEST_SHARE, LEAST_INTERVAL_S)
-    return max(1, ceil(min(interval_s, LONGEST_INTERVAL_S) / update_s))
+    updates = ceil(min(interval_s, LONGEST_INTERVAL_S) / update_s)
+    return max(1, updates if most is None else min(updates, most))

@@ -35,7 +35,11 @@ def silent_hosts(fleet: Fleet, settings: Settings, now: float) -> Iterator[tuple
 def silent_workers(
     fleet: Fleet, settings: Settings, now: float, *, training: bool
 ) -> Iterator[tuple[Worker, Fault]]:
-    """Find workers that have not spoken for a lease, and loops that neither move nor wait."""
+    """Find workers that have not spoken for a lease, and loops that neither move nor wait.
+
+    A loop is given half of what its neighbours may wait for it, so that it is found and replaced
+    before they give up.
+    """
     for worker in fleet.workers:
         if worker.exited or worker.heard is None:
             continue
@@ -48,7 +52,7 @@ def silent_workers(
             training
             and worker.connected
             and worker.done is None
-            and stuck_s > settings.wait_timeout_s
+            and stuck_s > settings.wait_timeout_s / 2
         ):
             event = Stuck(**who, stuck_s=stuck_s)
         if event is not None:

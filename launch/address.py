@@ -1,12 +1,13 @@
-"""Finds the address by which another host reaches this one. Sends nothing, listens nowhere."""
+"""Finds out which host is this one, and by which address others reach it. Sends nothing."""
 
 from __future__ import annotations
 
 import socket
 
 from ..protocol.errors import HostError
+from .hosts import Host
 
-__all__ = ["address_towards", "bracketed", "is_loopback_address"]
+__all__ = ["address_towards", "bracketed", "is_loopback_address", "is_this_machine"]
 
 _ANY_PORT = 9  # a datagram socket is only connected, so that the kernel picks a route
 
@@ -34,6 +35,13 @@ def address_towards(name: str) -> str:
 def is_loopback_address(address: str) -> bool:
     """Tell whether only this host itself can reach ``address``."""
     return address == "::1" or address.startswith("127.")
+
+
+def is_this_machine(host: Host) -> bool:
+    """Tell whether ``host`` needs no ssh: it is this machine, as the user who asks."""
+    own = socket.gethostname().lower()
+    is_own_name = host.name.lower() in {own, own.partition(".")[0]}
+    return host.is_loopback or (is_own_name and host.user is None)
 
 
 def bracketed(address: str) -> str:

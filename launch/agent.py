@@ -72,6 +72,8 @@ class _Agent:
             endpoint=birth.control,
             server_key=birth.server_key,
             keys=birth.keys if birth.server_key else None,
+            heartbeat_s=birth.heartbeat_s,
+            lease_s=birth.lease_s,
         )
         self._client = parts.enter_context(closing(client))
         keeper = SnapshotKeeper(birth, store, context=context, address=address, post=self._post)

@@ -68,13 +68,14 @@ def _size_bytes(_: click.Context, __: click.Parameter, text: str | None) -> int 
 @click.option("--run-dir", metavar="DIR", help="Where results go.  [default: runs/<time>]")
 @click.option("--resume", "resume", type=click.Path(path_type=Path), metavar="RUN_DIR",
               help="Continue a run from its newest checkpoint; its settings hold.")  # fmt: skip
-@click.option("-q", "--quiet", is_flag=True, help="Only warnings, errors and the result.")
+@click.option("-q", "--quiet", is_flag=True, help="Only warnings and errors.")
 @click.option("--json", "json_lines", is_flag=True, help="One JSON object per event on stdout.")
 @click.option("--dry-run", is_flag=True, help="Check hosts, print the plan, start nothing.")
 @click.option("--python", metavar="PATH", help="Interpreter on the hosts.  [default: this one]")
 @click.option("-x", "exports", metavar="NAME[=VALUE]", multiple=True,
               help="Pass or set an environment variable.")  # fmt: skip
-@click.option("--env-file", type=click.Path(path_type=Path), help="NAME=value lines to pass.")
+@click.option("--env-file", type=click.Path(path_type=Path, exists=True, dir_okay=False),
+              help="NAME=value lines to pass.")  # fmt: skip
 @click.option("--bind", metavar="ADDR[:PORT]", help="Address other hosts reach this one by.")
 @click.option("--ssh-port", type=int, help="Port of sshd on the hosts.")
 @click.option("--ssh-identity", metavar="FILE", help="Private key for ssh.")
@@ -104,6 +105,13 @@ def launch(**options: Any) -> None:
     sys.exit(_guarded(run, options))
 
 
+for _option in launch.params:
+    if isinstance(_option, click.Option):
+        # Named after what the user types, not after the setting it becomes.
+        _name = max(_option.opts, key=len).strip("-").replace("-", "_").upper()
+        _option.envvar = f"SPECTRAIN_LAUNCH_{_name}"
+
+
 @click.group(context_settings=_CONTEXT)
 @click.version_option(__version__, prog_name="spectrain")
 def main() -> None:
@@ -131,13 +139,16 @@ def _show_status(run_dir: Path, as_json: bool) -> int:  # noqa: FBT001
 
 def _guarded(command: Any, options: dict[str, Any]) -> int:
     """Run a command; a user's mistake is one message, a fault of ours a traceback."""
-    from ..protocol.errors import SpectrainError
+    from ..protocol.errors import ExitCode, SpectrainError
 
     try:
         return command(**options)
     except SpectrainError as error:
         click.echo(f"spectrain: {error}", err=True)
         return error.exit_code
+    except KeyboardInterrupt:
+        click.echo("spectrain: stopped before anything was started", err=True)
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output is gone; keep Python from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

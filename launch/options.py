@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -61,12 +60,6 @@ def choose_hosts(
         per_node = environ.get("SLURM_NTASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE")
         return slurm_hosts(nodelist, per_node)
     return read_host_file(Path(nodes))
-
-
-def is_this_machine(host: Host) -> bool:
-    """Tell whether ``host`` needs no ssh."""
-    own = socket.gethostname().lower()
-    return host.is_loopback or host.name.lower() in {own, own.partition(".")[0]}
 
 
 def local_place(device: str, stages: int | None, gpus: int) -> Place:

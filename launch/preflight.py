@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 
 from ..protocol.errors import HostError, PreflightError
 from ..protocol.messages import Versions
+from .address import is_this_machine
 from .hosts import Host, devices_of
 from .probe import MISSING, HostFacts, ProbeRequest, versions
 from .remote import RemoteProcess, SshOptions, start_process
@@ -163,7 +164,7 @@ class _Probe:
         self._asked_s = time.time()
         try:
             self._process = start_process(
-                None if self._host.is_loopback else self._host,
+                None if is_this_machine(self._host) else self._host,
                 ["-m", _MODULE],
                 environment=environment,
                 cwd=cwd,

@@ -74,6 +74,8 @@ class ReplicaReceiver:
         self._incoming: dict[str, _Incoming] = {}
         self._waker = Waker()
         self._closed = False
+        for partial in directory.glob(".*.partial"):
+            partial.unlink()  # a former agent of this host was killed over it
         self._thread = threading.Thread(target=self._serve, name="replicas in", daemon=True)
         self._thread.start()
 

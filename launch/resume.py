@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol.errors import SettingsError, UserError
+from ..protocol.settings import Settings
 
 __all__ = ["resumed_run"]
 
@@ -32,14 +33,23 @@ def resumed_run(run_dir: Path, given: Mapping[str, Any]) -> tuple[dict[str, Any]
         SettingsError: an option would make another run of it.
     """
     try:
-        settings: dict[str, Any] = json.loads((run_dir / "settings.json").read_text())
-        run_id: str = json.loads((run_dir / "run.json").read_text())["run_id"]
+        settings = Settings.from_json((run_dir / "settings.json").read_text())
+        run_id = str(json.loads((run_dir / "run.json").read_text())["run_id"])
     except OSError as error:
         raise UserError(
             f"--resume {run_dir}: {error.filename} cannot be read ({error.strerror}); name the "
             "run directory of an earlier launch"
         ) from error
-    changes = {name: value for name, value in given.items() if value is not None}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"--resume {run_dir}: its settings.json or run.json is not that of a run ({error!r}); "
+            "name the run directory of an earlier launch"
+        ) from error
+    changes = {
+        name: value
+        for name, value in given.items()
+        if value is not None and value != getattr(settings, name)
+    }
     fixed = sorted(name for name in changes if name not in _MAY_CHANGE)
     if fixed:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
@@ -52,4 +62,4 @@ def resumed_run(run_dir: Path, given: Mapping[str, Any]) -> tuple[dict[str, Any]
         raise UserError(
             f"--resume {run_dir}: that run is done; with --epochs it can be made longer"
         )  # fmt: skip
-    return {**settings, **changes, "run_dir": str(run_dir.resolve())}, run_id
+    return {**settings.to_dict(), **changes, "run_dir": str(run_dir.resolve())}, run_id

@@ -14,6 +14,7 @@ from typing import Any
 from ..protocol.errors import SettingsError
 from ..protocol.job_file import find_job
 from ..protocol.settings import Settings
+from .address import is_this_machine
 from .console import Started, open_console
 from .dry_run import print_plan
 from .environment import collect
@@ -21,7 +22,6 @@ from .hosts import devices_of
 from .options import (
     check,
     choose_hosts,
-    is_this_machine,
     local_place,
     make_settings,
     parse_hyper,

@@ -292,6 +292,8 @@ class Supervisor:
             if isinstance(message, View | Note):
                 self._console.show(message)
             elif isinstance(message, StartAgent):
+                self._agents[message.host_index].kill()  # its end may hang on a broken network
+                self._agents[message.host_index].wait(_POLL_S)
                 self._start_agent(message.host_index)
                 lost.discard(message.host_index)
             while stops_sent < len(self._signals):

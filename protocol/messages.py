@@ -50,6 +50,7 @@ __all__ = [
     "RunEnded",
     "SnapshotFile",
     "SnapshotPlan",
+    "SnapshotSkipped",
     "SnapshotWritten",
     "SnapshotsReserved",
     "StageDone",
@@ -512,6 +513,16 @@ class SnapshotWritten:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotSkipped:
+    """worker → coordinator, when it left out a planned snapshot."""
+
+    stage: int
+    incarnation: int
+    update: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Go:
     """coordinator → worker, when every worker is connected: train."""
 
@@ -530,6 +541,7 @@ class Progress:
     waiting_for: str  # what the loop waits for right now; empty while it works
     version: int
     in_flight: int
+    log_bytes: int = 0  # kept for restarted neighbours, of the stream that keeps more
     replayed: int = 0  # parcels that a restarted worker has made again for neighbours that had them
     forward_s: float
     backward_s: float
@@ -651,7 +663,7 @@ class StreamHello:
     incarnation: int
     generation: int
     attempt: int  # counts the sender's hellos, so that an answer to an old one is known as such
-    backend: str  # "gloo", "nccl" or "strict"; both ends must use the same
+    backend: str  # "socket", "gloo", "nccl" or "strict"; both ends must use the same
     address: bytes  # the sender's rendezvous value
     number: int = 0  # of the first parcel that it has not sent yet in this incarnation
 
@@ -726,7 +738,7 @@ Message: TypeAlias = (
     | ReserveSnapshots | SnapshotsReserved | AgentSnapshots | CheckpointWritten | Replicate
     | Replicated | ReplicationFailed | EndAgent
     | WorkerHello | Assign | WorkerReady | Connect | WorkerConnected | LinkLost | SnapshotPlan
-    | SnapshotWritten | Go | Progress | Trained
+    | SnapshotWritten | SnapshotSkipped | Go | Progress | Trained
     | Evaluated | StopBefore | StageDone | WorkerFault | Quit
     | FeedRequest | FeedBatch | WeightsPart
     | StreamHello | StreamWelcome | StreamRefused | StreamProbe | Announce
@@ -740,7 +752,7 @@ MESSAGES: tuple[type[Message], ...] = (
     ReserveSnapshots, SnapshotsReserved, AgentSnapshots, CheckpointWritten, Replicate,
     Replicated, ReplicationFailed, EndAgent,
     WorkerHello, Assign, WorkerReady, Connect, WorkerConnected, LinkLost, SnapshotPlan,
-    SnapshotWritten, Go, Progress, Trained,
+    SnapshotWritten, SnapshotSkipped, Go, Progress, Trained,
     Evaluated, StopBefore, StageDone, WorkerFault, Quit,
     FeedRequest, FeedBatch, WeightsPart,
     StreamHello, StreamWelcome, StreamRefused, StreamProbe, Announce,

@@ -92,6 +92,11 @@ class Settings:
             raise SettingsError("\n".join(problems))
 
     @property
+    def repairs(self) -> bool:
+        """Whether workers that die are replaced; without snapshots nobody could be."""
+        return self.max_restarts > 0 and self.snapshot_every != 0
+
+    @property
     def schedule(self) -> Schedule:
         """The order of ops that the method runs under."""
         return METHODS[self.method]
@@ -117,7 +122,7 @@ class Settings:
             raise SettingsError(f"unknown settings: {', '.join(unknown)}")
         partition = values.get("partition", "auto")
         if isinstance(partition, list):
-            partition = tuple(int(count) for count in partition)
+            partition = tuple(partition)
         fields: dict[str, Any] = {**values, "partition": partition}
         return cls(**fields)
 
@@ -127,8 +132,42 @@ class Settings:
         return cls.from_dict(json.loads(line))
 
 
-def _problems(settings: Settings) -> list[str]:
+_WHOLE = frozenset(
+    (
+        "stages", "microbatches", "batch_size", "epochs", "seed", "threads", "log_memory_bytes",
+        "max_restarts",
+    )
+)  # fmt: skip
+_WHOLE_OR_NONE = frozenset(("max_batches", "snapshot_every"))
+_SECONDS = ("start_timeout_s", "wait_timeout_s", "heartbeat_s", "lease_s", "grace_s")
+_WORDS = ("job", "run_dir", "method", "device", "precision")
+
+
+def _type_problems(settings: Settings) -> list[str]:
+    """Tell of values of another type: a job's ``settings`` may hold any literal."""
+    rules: dict[str, tuple[tuple[type, ...], str]] = {
+        **dict.fromkeys(_WHOLE, ((int,), "a whole number")),
+        **dict.fromkeys(_WHOLE_OR_NONE, ((int, type(None)), "a whole number")),
+        **dict.fromkeys(_SECONDS, ((int, float), "a number of seconds")),
+        **dict.fromkeys(_WORDS, ((str,), "text")),
+        "evaluate": ((bool,), "True or False"),
+        "partition": ((str, tuple), "auto, equal, or layer counts such as 8,10,10"),
+    }
     problems: list[str] = []
+    for name in Settings.__dataclass_fields__:
+        types, rule = rules.get(name, ((object,), ""))
+        value = getattr(settings, name)
+        # Python takes True for a number; nobody who writes it means one.
+        is_odd = isinstance(value, bool) and bool not in types and object not in types
+        if is_odd or not isinstance(value, types):
+            problems.append(f"{name} = {value!r}: must be {rule}")
+    return problems
+
+
+def _problems(settings: Settings) -> list[str]:
+    problems = _type_problems(settings)
+    if problems:
+        return problems  # comparing such values would only raise
 
     def need(condition: bool, text: str) -> None:  # noqa: FBT001
         if not condition:
@@ -139,7 +178,7 @@ def _problems(settings: Settings) -> list[str]:
     ):  # fmt: skip
         value = getattr(settings, name)
         need(value >= least, f"{name} = {value}: must be at least {least}")
-    for name in ("start_timeout_s", "wait_timeout_s", "heartbeat_s", "lease_s", "grace_s"):
+    for name in _SECONDS:
         value = getattr(settings, name)
         need(value > 0, f"{name} = {value}: must be above 0 seconds")
     for name in ("snapshot_every", "log_memory_bytes", "max_restarts"):
@@ -175,7 +214,8 @@ def _partition_problems(settings: Settings) -> list[str]:
         if partition in ("auto", "equal"):
             return []
         return [f"partition = {partition!r}: must be auto, equal, or layer counts such as 8,10,10"]
-    if len(partition) != settings.stages or min(partition, default=0) < 1:
+    are_counts = all(type(count) is int and count >= 1 for count in partition)
+    if len(partition) != settings.stages or not are_counts:
         rule = f"must give a layer count of at least 1 for each of the {settings.stages} stages"
         return [f"partition = {list(partition)}: {rule}"]
     return []

@@ -133,6 +133,8 @@ class Control:
             endpoint=birth.control,
             server_key=birth.server_key,
             keys=birth.keys if birth.server_key else None,
+            heartbeat_s=birth.heartbeat_s,
+            lease_s=birth.lease_s,
         )
         client.send(self._hello)
         heard = spoke = time.monotonic()

@@ -29,6 +29,8 @@ def deliver_weights(
         endpoint=birth.data,
         server_key=birth.server_key,
         keys=birth.keys if birth.server_key else None,
+        heartbeat_s=birth.heartbeat_s,
+        lease_s=birth.lease_s,
     )
     for name, tensor in state.items():
         own = tensor.detach().cpu().contiguous()

@@ -148,6 +148,8 @@ class FeedInbox:
             endpoint=birth.data,
             server_key=birth.server_key,
             keys=birth.keys if birth.server_key else None,
+            heartbeat_s=birth.heartbeat_s,
+            lease_s=birth.lease_s,
         )
         while True:
             with self._lock:

@@ -70,7 +70,7 @@ def default_backend(device: torch.device) -> str:
     if backend not in BACKENDS:
         raise SettingsError(f"{LINK_VARIABLE}={backend!r}: must be one of {', '.join(BACKENDS)}")
     if backend == "nccl" and device.type != "cuda":
-        raise SettingsError(f"{LINK_VARIABLE}=nccl links GPUs only; use gloo with --device cpu")
+        raise SettingsError(f"{LINK_VARIABLE}=nccl links GPUs only; use socket with --device cpu")
     return backend
 
 

@@ -102,7 +102,7 @@ class Neighbours:
                 keys=keys,
                 device=device,
                 window=window,
-                log_bytes=settings.log_memory_bytes,
+                log_bytes=settings.log_memory_bytes if settings.repairs else None,
                 wait_timeout_s=settings.wait_timeout_s,
                 epoch_batches=epoch_batches,
                 backend=default_backend(device),
@@ -128,6 +128,12 @@ class Neighbours:
         """Parcels that were made again, of the stream that has more of them."""
         outs = (self.activations_out, self.gradients_out)
         return max((end.suppressed for end in outs if end is not None), default=0)
+
+    @property
+    def log_bytes(self) -> int:
+        """What is kept for neighbours that are restarted, of the stream that keeps more."""
+        outs = (self.activations_out, self.gradients_out)
+        return max((end.log_bytes_used for end in outs if end is not None), default=0)
 
     def ready(self, parameters: int) -> WorkerReady:
         """Tell where neighbours may connect.

@@ -34,6 +34,7 @@ from ..protocol.messages import (
     LinkLost,
     Progress,
     SnapshotPlan,
+    SnapshotSkipped,
     SnapshotWritten,
     StageDone,
     StopBefore,
@@ -60,6 +61,9 @@ __all__ = ["FAULTS_VARIABLE", "run_worker"]
 
 FAULTS_VARIABLE = "SPECTRAIN_FAULTS"
 """Environment variable that names what is to go wrong where; see ``faults``."""
+
+_ASSIGNMENT_TIMEOUT_S = 120.0
+"""A coordinator that was restarted has to load the job first; one that is gone ends the lease."""
 
 _RESULTS_EVERY_S = 0.2
 
@@ -104,7 +108,7 @@ class _Worker:
     def live(self) -> None:
         """Go through all states up to "done"."""
         control = self._control
-        assign = control.wait_for(Assign, self._birth.lease_s, "its assignment")
+        assign = control.wait_for(Assign, _ASSIGNMENT_TIMEOUT_S, "its assignment")
         settings = self._settings = Settings.from_json(assign.settings_json)
         self._work = assign.work
         torch.set_num_threads(settings.threads)
@@ -213,6 +217,7 @@ class _Worker:
             self._origin,
             Path(self._birth.snapshot_dir),
             on_written=self._snapshot_written,
+            on_skipped=self._snapshot_skipped,
         )
 
     def _listen(
@@ -275,6 +280,9 @@ class _Worker:
             )
         )
 
+    def _snapshot_skipped(self, update: int, reason: str) -> None:
+        self._control.send(SnapshotSkipped(**self._who, update=update, reason=reason))
+
     def _trained(self, result: BatchResult) -> None:
         with self._results_lock:
             self._results.append(result)
@@ -306,6 +314,7 @@ class _Worker:
             waiting_for=loop.waiting_for if loop is not None else "",
             version=loop.version if loop is not None else 0,
             in_flight=loop.in_flight if loop is not None else 0,
+            log_bytes=links.log_bytes if links is not None else 0,
             replayed=links.suppressed if links is not None else 0,
             peak_memory_bytes=peak_memory_bytes(),
             messages=sent,

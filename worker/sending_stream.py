@@ -38,7 +38,7 @@ class SendingStream(StreamEnd):
         device: where the tensors are.
         window: parcels that may wait to be sent, at least 1; with more, ``put`` waits.
         log_bytes: payload that may be kept for a neighbour that is restarted; with more, ``put``
-            waits until ``trim``.
+            waits until ``trim``. None keeps nothing: neighbours are not restarted.
         wait_timeout_s: how long ``put`` waits while the link stands.
         epoch_batches: mini-batches of one epoch.
         backend: of the link, see ``link.default_backend``.
@@ -62,7 +62,7 @@ class SendingStream(StreamEnd):
         keys: KeyPair | None,
         device: torch.device,
         window: int,
-        log_bytes: int,
+        log_bytes: int | None,
         wait_timeout_s: float,
         epoch_batches: int,
         backend: str,
@@ -171,13 +171,15 @@ class SendingStream(StreamEnd):
         return self._gate.wait(lambda: self._log.count_from(self._next) <= most, what, timeout_s)
 
     def _wait_for_room(self, parcel: LoggedParcel) -> float:
-        log = self._log
+        log, limit_bytes = self._log, self._log_bytes
+        if limit_bytes is None:
+            return 0.0
         return self._gate.wait(
             # A parcel larger than the log has to go through alone.
-            lambda: not len(log) or log.size_bytes + parcel.size_bytes <= self._log_bytes,
+            lambda: not len(log) or log.size_bytes + parcel.size_bytes <= limit_bytes,
             lambda: (
                 f"room for {parcel.op} in what it keeps of its {self._name}: the log is full with "
-                f"{len(log)} parcels of {log.size_bytes} bytes, allowed are {self._log_bytes}"
+                f"{len(log)} parcels of {log.size_bytes} bytes, allowed are {limit_bytes}"
             ),
             advice="take snapshots more often (--snapshot-every) or allow more (--log-memory)",
         )
@@ -300,6 +302,8 @@ class SendingStream(StreamEnd):
         with self._gate:
             self._next = parcel.number + 1
             self.sent += 1
+            if self._log_bytes is None:
+                self._log.forget_below(self._next)
 
     def _close_socket(self) -> None:
         if self._client is not None:

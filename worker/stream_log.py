@@ -172,5 +172,12 @@ class StreamLog:
                 self.first_number = parcel.number + 1
         self._parcels = kept
 
+    def forget_below(self, number: int) -> None:
+        """Drop every parcel with a lower number: nobody will ask again."""
+        gone = self._index(number)
+        self.size_bytes -= sum(parcel.size_bytes for parcel in self._parcels[:gone])
+        del self._parcels[:gone]
+        self.first_number = max(self.first_number, number)
+
     def _index(self, number: int) -> int:
         return bisect_left(self._parcels, number, key=_number_of)

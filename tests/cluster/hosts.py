@@ -12,6 +12,7 @@ Every host resolves every name and may log in everywhere as root with the cluste
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -63,6 +64,20 @@ class Host(Machine):
     def restore(self) -> None:
         """Put the cable back."""
         self._switch.configure("ip", "link", "set", self._port, "up")
+
+    def cut_for(self, seconds: float) -> None:
+        """Pull the cable out and put it back after this time, which is what a test is about."""
+        self.cut()
+        time.sleep(seconds)
+        self.restore()
+
+    def block(self, other: Host) -> None:
+        """Drop what this host sends to one other; what comes from there still arrives."""
+        self.configure("ip", "route", "add", "blackhole", f"{other.address}/32")
+
+    def unblock(self, other: Host) -> None:
+        """Let through what this host sends to the other."""
+        self.configure("ip", "route", "delete", "blackhole", f"{other.address}/32")
 
     def throttle(self, rate_bytes_per_s: int) -> None:
         """Make the cable slow, the same rate each way; the latest call counts."""

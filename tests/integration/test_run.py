@@ -10,6 +10,7 @@ import torch
 from integration.jobs import MLP, write_job
 from integration.launching import run_to_end
 from safetensors.torch import load_file
+
 from spectrain.coordinator.export import weights_sha256
 from spectrain.coordinator.plan import make_plan
 from spectrain.protocol.job import load_job

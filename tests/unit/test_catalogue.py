@@ -246,6 +246,25 @@ def test_what_a_host_does_not_find_any_more_is_gone() -> None:
     assert catalogue.homeless() == (1,)
 
 
+def test_what_a_host_held_does_not_count_once_its_agent_is_gone() -> None:
+    catalogue = Catalogue(stages=1, hosts=[0, 1])
+    write(catalogue, 0, 10)
+    replicate(catalogue, 0, 10, host=1)
+    catalogue.doubt(1)
+    assert catalogue.commit() is None  # two copies are needed still: the host may come back
+    catalogue.surveyed(1, [snapshot(0, 10, 1, "replica")], [])
+    assert catalogue.commit() == 10
+
+
+def test_a_copy_that_a_host_has_lost_is_asked_for_again() -> None:
+    catalogue = Catalogue(stages=1, hosts=[0, 1])
+    write(catalogue, 0, 10)
+    assert len(catalogue.transfers()) == 1
+    assert catalogue.transfers() == []
+    catalogue.surveyed(1, [], [])
+    assert len(catalogue.transfers()) == 1
+
+
 def test_a_survey_does_not_undo_what_was_written_while_it_was_made() -> None:
     catalogue = committed_at(10, stages=1)
     write(catalogue, 0, 20)

@@ -309,6 +309,24 @@ def test_two_senders_do_not_meet(hosts: Hosts) -> None:
     assert hosts.files() == [snapshot_name(0, 10), snapshot_name(1, 10)]
 
 
+def test_two_senders_may_bring_the_same_snapshot_at_once(hosts: Hosts) -> None:
+    hosts.receive()
+    digest = xxhash.xxh3_128_hexdigest(b"abcdefgh")
+    first, second = hosts.client("agent/0"), hosts.client("agent/2")
+    ask(first, chunk(digest=digest), b"abcd")
+    ask(second, chunk(digest=digest), b"ab")
+    assert ask(first, chunk(4, digest=digest), b"efgh").error == ""
+    assert (hosts.replicas / snapshot_name(0, 10)).read_bytes() == b"abcdefgh"
+    assert ask(second, chunk(2, digest=digest), b"cdefgh").error == ""
+    assert hosts.files() == [snapshot_name(0, 10)]
+
+
+def test_what_a_killed_agent_has_half_received_is_removed(hosts: Hosts) -> None:
+    (hosts.replicas / f".{snapshot_name(0, 10)}.from-agent-2.partial").write_bytes(b"ab")
+    hosts.receive()
+    assert hosts.files() == []
+
+
 def test_more_than_was_announced_is_refused(hosts: Hosts) -> None:
     hosts.receive()
     assert "arrived with digest" in ask(hosts.client(), chunk(), b"123456789").error

@@ -1,0 +1,93 @@
+"""Snapshots that are half written, lost or damaged: a whole one is found, no other is used."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from integration.launching import Launch
+from integration.surviving import Trial, wait_for_losses, worker_of
+from waiting import wait_until
+
+
+def test_workers_die_at_every_point_of_a_round(tmp_path: Path) -> None:
+    """Row 5: in the copy, before the file has its name, before the report, at the commit."""
+    trial = Trial(folder=tmp_path)
+    run = trial.start(
+        "stage=1 phase=snapshot-capture nth=3 action=kill",
+        "stage=2 phase=snapshot-write nth=4 action=kill",
+        "stage=0 phase=snapshot-written nth=5 action=kill",
+        "stage=3 phase=commit nth=6 action=kill",
+    )
+    trial.check(run, incarnations=(1, 1, 1, 1))
+
+
+def shared_memory_of(run: Launch) -> Path:
+    """Return the directory where this host's snapshots are."""
+    agent = run.role("agent")
+
+    def lock() -> Path | None:
+        paths = (Path(file.path) for file in agent.open_files())
+        return next((path for path in paths if path.is_relative_to("/dev/shm")), None)
+
+    return wait_until(lock, what="the agent's directory", timeout_s=60).parent
+
+
+def flip_a_byte(snapshot: Path) -> None:
+    content = bytearray(snapshot.read_bytes())
+    content[len(content) // 2] ^= 1
+    snapshot.write_bytes(content)
+
+
+def truncate(snapshot: Path) -> None:
+    snapshot.write_bytes(snapshot.read_bytes()[:-100])
+
+
+def replace_by_another_stages(snapshot: Path) -> None:
+    other = next(snapshot.parent.glob("stage-3.update-*.safetensors"))
+    snapshot.write_bytes(other.read_bytes())
+
+
+def test_damaged_snapshots_are_never_loaded_and_the_disk_has_others(tmp_path: Path) -> None:
+    """Rows 28 and 29."""
+    trial = Trial(folder=tmp_path, epochs=80)
+    run = trial.start()
+    directory = shared_memory_of(run)
+    damages: list[Callable[[Path], None]] = [flip_a_byte, truncate, replace_by_another_stages]
+    for stage, damage in enumerate(damages):
+        wait_for_losses(run, 80 * (stage + 1))
+        victim = worker_of(run, stage)
+        victim.suspend()  # so that it writes no new ones
+        for snapshot in wait_until(
+            lambda stage=stage: sorted(directory.glob(f"stage-{stage}.update-*.safetensors")),
+            what="a snapshot",
+        ):
+            damage(snapshot)
+        victim.kill()
+        worker_of(run, stage, 1)
+    told = trial.check(run, incarnations=(1, 1, 1, 0))
+    assert "damaged" not in told, "a worker that finds another copy does not complain"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system of 64 KiB where checkpoints go."""
+    folder = tmp_path / "run" / "checkpoints"
+    folder.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "spectrain-test", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_is_told_and_training_goes_on(small_disk: Path, tmp_path: Path) -> None:
+    """Row 26: rounds stay in shared memory, and a worker comes back from there."""
+    (small_disk / "filler").write_bytes(bytes(60_000))
+    trial = Trial(folder=tmp_path)
+    run = trial.start("stage=1 phase=backward op=B40 action=kill")
+    told = trial.check(run, incarnations=(0, 1, 0, 0))
+    assert "checkpoint on localhost failed" in told
+    assert "No space left" in told
