@@ -113,6 +113,15 @@ class Catalogue:
                 del self._copies[place]
         self._asked = {t for t in self._asked if t.stage != stage or t.update <= self._committed}
 
+    def distrust(self, stage: int, host: int) -> None:
+        """Forget what a worker of ``stage`` on ``host`` was told to read: it could read none."""
+        restore = self.restore(stage, host)
+        unreadable = () if restore is None else restore.paths
+        for places in (self._copies, self._checkpoints):
+            for holder, path in list(places):
+                if path in unreadable and (holder == host or places is self._checkpoints):
+                    del places[holder, path]
+
     def doubt(self, host: int) -> None:
         """Forget what a host holds until it is surveyed again: its agent is gone."""
         for places in (self._copies, self._checkpoints):

@@ -63,11 +63,11 @@ def go_on(fleet: Fleet, repairs: Repairs, now: float) -> list[Instruction]:
             instructions += repairs.agent_missing(index, now)
     for worker in fleet.workers:
         worker.moved = now
-        if worker.heard is None and not worker.exited:
+        if worker.heard is None or worker.exited:
             instructions += repairs.missing(worker, now)
-        elif worker.ready is None and not worker.exited:
+        elif worker.ready is None:
             # Nobody was there to answer its hello; one that had its answer does not mind another.
             instructions += repairs.assign(worker)
-        elif worker.ready is not None and not worker.connected:
+        elif not worker.connected:
             instructions += repairs.ready(worker, worker.ready, now)
     return instructions

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..protocol.errors import SnapshotError
 from ..protocol.messages import (
     AgentHello,
     Assign,
@@ -106,6 +107,8 @@ class Repairs:
         """
         fault = self._raised.pop(worker.stage, None)
         what = fault.what if fault is not None else ending(message.status)
+        if what == SnapshotError.__name__:
+            self.catalogue.distrust(worker.stage, worker.slot[0])
         return self._failed(worker, what, fault.op if fault is not None else "", now)
 
     def _failed(self, worker: Worker, what: str, op: str, now: float) -> list[Instruction]:

@@ -66,6 +66,7 @@ class Rounds:
     _fetching: dict[int, Transfer] = field(default_factory=dict[int, Transfer])  # by stage
     _measured_from: tuple[float, int] | None = None  # a time, and the least version then
     _skips: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
+    _update_bytes: float = 0.0  # that one update adds to the fullest log
     _capture_s: float = 0.0
     _is_chosen: bool = False
 
@@ -78,7 +79,8 @@ class Rounds:
         else:
             self._is_chosen = True
         first = self.catalogue.committed + every
-        self.plan = SnapshotPlan(first=first, every=every)
+        # What the user asked for, and the first rounds, are kept even if a stage has to wait for a file.
+        self.plan = SnapshotPlan(first=first, every=every, patient=True)
         return [*self.fleet.to_workers(self.plan)]
 
     def hear(self, sender_host: int, message: Message) -> list[Instruction]:
@@ -120,13 +122,13 @@ class Rounds:
 
     def tick(self, now: float) -> list[Instruction]:
         """Choose the distance between rounds once enough has been measured."""
+        most = self._most_by_log()
         update_s = self._update_s(now)
         if self.plan is None or not self.plan.every or update_s is None:
             return []
-        most = self._most_by_log()
         if most is not None and self.plan.every > most and self._is_chosen:
             text = f"the log fills up: a snapshot every {most} updates from now on"
-            return [Tell("warning", text), *self._plan_anew(most, update_s)]
+            return [Tell("warning", text), *self._plan_anew(most, update_s, patient=True)]
         if self._is_chosen or self.catalogue.committed == 0:
             return []
         self._is_chosen = True
@@ -140,7 +142,8 @@ class Rounds:
             f"a snapshot every {every} updates ({every * update_s:.1f} s; taking one stops a "
             f"stage for {1000 * self._capture_s:.1f} ms, an update takes {1000 * update_s:.1f} ms)"
         )
-        return [Tell("info", text), *self._plan_anew(every, update_s)]
+        told = Tell("info", text)
+        return [told, *self._plan_anew(every, update_s, patient=every == most)]
 
     def _update_s(self, now: float) -> float | None:
         """Return the time from one update to the next, once enough has been seen."""
@@ -152,24 +155,24 @@ class Rounds:
             return None
         return (now - since) / (version - before)
 
-    def _plan_anew(self, every: int, update_s: float) -> list[Instruction]:
+    def _plan_anew(self, every: int, update_s: float, *, patient: bool) -> list[Instruction]:
         """Change the distance from a point on that no stage has come near to yet."""
         ahead = self.settings.stages + int(_AHEAD_S / update_s) + 1
         newest = max(worker.version for worker in self.fleet.workers)
-        self.plan = SnapshotPlan(first=newest + ahead, every=every)
+        self.plan = SnapshotPlan(first=newest + ahead, every=every, patient=patient)
         return [*self.fleet.to_workers(self.plan)]
 
     def _most_by_log(self) -> int | None:
         """Return how far apart rounds may be for the fullest log to hold two of them."""
-        limits: list[int] = []
         for worker in self.fleet.workers:
             updates = worker.version - self.catalogue.committed
             log_bytes = 0 if worker.progress is None else worker.progress.log_bytes
-            # What is in flight counts too, so few updates would say little.
-            if log_bytes and updates > 2 * self.settings.stages:
-                update_bytes = log_bytes / updates
-                limits.append(int(self.settings.log_memory_bytes / update_bytes / 2))
-        return max(1, min(limits)) if limits else None
+            # What is in flight counts too, so few updates would say too much.
+            if updates > self.settings.stages:
+                self._update_bytes = max(self._update_bytes, log_bytes / updates)
+        if not self._update_bytes:
+            return None
+        return max(1, int(self.settings.log_memory_bytes / self._update_bytes / 2))
 
     def plan_for(self, worker: Worker) -> list[Instruction]:
         """Tell a restarted worker what the others were told."""

@@ -12,10 +12,10 @@ from ..protocol.errors import ExitCode
 from ..protocol.messages import (
     AgentHello,
     AgentLost,
-    AgentSnapshots,
     Cause,
     Go,
     Heartbeat,
+    LinkLost,
     Message,
     Progress,
     SnapshotSkipped,
@@ -112,7 +112,6 @@ class RunState:
         if self.stopping is not None:
             self.repairs.stop_message = StopBefore(batch=self.stopping.before)
         self._resumes = resumes
-        self._surveyed: set[int] = set()  # hosts that have told what they keep
         self._failure = Failure()
         self._weights_arrived = False
 
@@ -172,10 +171,7 @@ class RunState:
             cause = lacks_room(message, self.fleet)
             return [] if cause is None else self._end("failed", cause.exit_code, cause)
         if isinstance(message, ABOUT_SNAPSHOTS):
-            told = self._rounds.hear(index, message)
-            if isinstance(message, AgentSnapshots):
-                self._surveyed.add(index)
-                told += self._start_workers()
+            told = [*self._rounds.hear(index, message), *self._start_workers()]
             return [*told, *self.repairs.start_due(now)]
         if not isinstance(message, WorkerStarted | WorkerExited):
             return []
@@ -235,6 +231,9 @@ class RunState:
                 return self._rounds.hear(worker.slot[0], message)
             case SnapshotSkipped():
                 return self._rounds.skipped(worker, message)
+            case LinkLost():
+                self.repairs.broken_links.heard(worker.stage, message.reason, now)
+                return []
             case StageDone():
                 worker.done = message
                 return self._export()
@@ -276,7 +275,8 @@ class RunState:
     def _start_workers(self) -> list[Instruction]:
         fleet = self.fleet
         # To resume, what each host has on its disk must be known as well.
-        present = self._surveyed if self._resumes else fleet.agents.keys()
+        agents = fleet.agents.values()
+        present = [agent for agent in agents if agent.surveyed or not self._resumes]
         complete = self._plan is not None and len(present) == len(fleet.hosts)
         if self.phase is not Phase.GATHERING or not complete:
             return []

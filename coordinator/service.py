@@ -243,7 +243,9 @@ class Coordinator:
         )
         deadline = time.monotonic() + 2 * self._settings.grace_s
         # A job may be refused before the launcher has said hello, which makes it known here.
-        while not self._control.send(_LAUNCHER, ended) and time.monotonic() < deadline:
+        while not self._control.send(_LAUNCHER, ended):
+            if self._launcher_gone.is_set() or time.monotonic() >= deadline:
+                break
             self._control.receive(_HELLO_POLL_S)
         self._launcher_gone.wait(max(0.0, deadline - time.monotonic()))
         self._data.close()

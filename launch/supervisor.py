@@ -47,6 +47,7 @@ __all__ = ["Place", "Supervisor", "listen_address"]
 _BIRTH_TIMEOUT_S = 30.0
 _POLL_S = 0.2
 _COORDINATOR_RESTARTS = 20
+_LARGEST_PORT = 65534  # the next one is for data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +96,10 @@ def split_ports(bind: str | None) -> tuple[str | None, tuple[int, int]]:
     if bind is None or bind.endswith("]") or ":" not in bind:
         return bind, (0, 0)
     address, _, port = bind.rpartition(":")
-    if not port.isdecimal():
+    is_bare_ipv6 = ":" in address and not address.endswith("]")
+    if not address or is_bare_ipv6 or not port.isdecimal() or int(port) > _LARGEST_PORT:
         raise HostError(f"--bind {bind!r}: expected ADDRESS or ADDRESS:PORT, IPv6 in brackets")
-    return address, (int(port), int(port) + 1)
+    return address, (int(port), int(port) + 1) if int(port) else (0, 0)
 
 
 def _port(endpoint: str) -> int:

@@ -496,6 +496,7 @@ class SnapshotPlan:
 
     first: int
     every: int  # 0: none
+    patient: bool = False  # wait for the file before this one rather than leave a round out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

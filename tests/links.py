@@ -102,6 +102,7 @@ def sending_stream(context: zmq.Context, **changes: object) -> SendingStream:
         "device": CPU,
         "window": 4,
         "log_bytes": 1 << 30,
+        "least_parcels": 1,
         "wait_timeout_s": 20,
         "epoch_batches": 1000,
         "backend": "gloo",

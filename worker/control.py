@@ -113,6 +113,7 @@ class Control:
         self._closing.set()
         self._waker.wake()
         self._thread.join(timeout=2 * _FLUSH_S)
+        self._waker.close()
 
     def _run(self) -> None:
         try:

@@ -178,7 +178,7 @@ class Loop:
             self.last_op = str(op)
             self._since_update = 0 if op.kind is Kind.UPDATE else self._since_update + 1
             self._next = next(self._ops, None)
-            if op.kind is Kind.UPDATE and self._snapshots is not None and not self._drains:
+            if op.kind is Kind.UPDATE and self._snapshots is not None:
                 self._snapshots.after_update(self._position)
         else:
             assert self._wanted_work is not self._work, f"{op} will never come, yet is not cut off"
@@ -227,17 +227,6 @@ class Loop:
         ops = stage_ops(self._schedule, stage.index, stage.stages, self._work, updates=updates)
         self._ops = islice(ops, self._since_update, None)
         self._next = next(self._ops, None)
-
-    @property
-    def _drains(self) -> bool:
-        """Whether fewer micro-batches are in flight, after an update, than if work went on.
-
-        A run that was stopped, or is made longer, cannot go on from there: the forwards that are
-        left out would have read older weights.
-        """
-        stage = self._stage
-        in_flight = stage.stages - 1 - stage.index
-        return self._schedule is Schedule.ASYNCHRONOUS and stage.in_flight < in_flight
 
     def _position(self) -> Position:
         """Tell how far the loop is, right after an update, and not what is in flight."""

@@ -15,7 +15,7 @@ import zmq
 from ..protocol.bootstrap import WorkerBirth
 from ..protocol.keys import Authority
 from ..protocol.messages import Connect, WorkerReady
-from ..protocol.schedule import Op
+from ..protocol.schedule import Op, Work
 from ..protocol.settings import Settings
 from .link import default_backend
 from .receiving_stream import ReceivingStream
@@ -29,6 +29,15 @@ _SPARE_PARCELS = 2
 an evaluation round that are taken first."""
 
 
+def _least_logged(settings: Settings, work: Work) -> int:
+    """Return the parcels that are kept whatever the budget: fewer would never reach a round.
+
+    The first rounds are four updates apart for each stage, and as many more may be under way until
+    one is durable; two evaluation rounds may come in between.
+    """
+    return 8 * settings.stages * work.microbatches + 2 * work.evaluation_batches
+
+
 class Neighbours:
     """Opens and closes the ends together.
 
@@ -39,7 +48,7 @@ class Neighbours:
         context: the process's ZeroMQ context.
         authority: who may connect over tcp; None where all stages share this host.
         settings: the run's.
-        epoch_batches: mini-batches of one epoch.
+        work: how much there is to do.
         device: where the tensors are.
         is_wanted: whether the stage has yet to execute an op.
         on_link_lost: told which stream lost its link and why, in the stream's own thread.
@@ -58,7 +67,7 @@ class Neighbours:
         authority: Authority | None,
         settings: Settings,
         *,
-        epoch_batches: int,
+        work: Work,
         device: torch.device,
         is_wanted: Callable[[Op], bool],
         on_link_lost: Callable[[str, str], None],
@@ -84,7 +93,7 @@ class Neighbours:
                 device=device,
                 window=window,
                 wait_timeout_s=settings.wait_timeout_s,
-                epoch_batches=epoch_batches,
+                epoch_batches=work.epoch_batches,
                 backend=default_backend(device),
                 is_wanted=is_wanted,
                 on_link_lost=partial(on_link_lost, name),
@@ -103,8 +112,9 @@ class Neighbours:
                 device=device,
                 window=window,
                 log_bytes=settings.log_memory_bytes if settings.repairs else None,
+                least_parcels=_least_logged(settings, work),
                 wait_timeout_s=settings.wait_timeout_s,
-                epoch_batches=epoch_batches,
+                epoch_batches=work.epoch_batches,
                 backend=default_backend(device),
                 on_link_lost=partial(on_link_lost, name),
                 on_fault=self._fail,

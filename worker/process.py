@@ -42,7 +42,7 @@ from ..protocol.messages import (
     WorkerConnected,
     WorkerFault,
 )
-from ..protocol.schedule import Op, stage_ops
+from ..protocol.schedule import Op, Schedule, stage_ops
 from ..protocol.settings import Settings
 from .build import Parts, build_stage
 from .control import Control, peak_memory_bytes
@@ -180,7 +180,7 @@ class _Worker:
             self._context,
             authority,
             self._settings,
-            epoch_batches=self._work.epoch_batches,
+            work=self._work,
             device=device,
             is_wanted=self._is_wanted,
             on_link_lost=self._link_lost,
@@ -253,7 +253,10 @@ class _Worker:
         control.handle(StopBefore, stop_before)
         control.handle(Connect, neighbours.connect)
         control.handle(Committed, committed)
-        control.handle(SnapshotPlan, lambda plan: snapshotter.plan(plan.first, plan.every))
+        control.handle(
+            SnapshotPlan,
+            lambda plan: snapshotter.plan(plan.first, plan.every, patient=plan.patient),
+        )
         control.on_restarted_coordinator = tell_again
 
     # -- what the parts report ------------------------------------------------------------------
@@ -268,6 +271,8 @@ class _Worker:
     def _snapshot_written(self, written: Written) -> None:
         """Tell of a snapshot, after the results before it: nobody makes those again."""
         self._send_results()
+        if self._is_of_the_drain(written.update):
+            return
         self._control.send(
             SnapshotWritten(
                 **self._who,
@@ -279,6 +284,17 @@ class _Worker:
                 write_s=written.write_s,
             )
         )
+
+    def _is_of_the_drain(self, update: int) -> bool:
+        """Tell whether forwards were left out before ``update`` because the work ends.
+
+        A run that goes on after a stop, or is made longer, cannot begin there: in it they ran, and
+        read older weights than there are now.
+        """
+        settings = self._settings
+        warm_up = settings.stages - 1 - self._birth.stage
+        is_asynchronous = settings.schedule is Schedule.ASYNCHRONOUS
+        return is_asynchronous and update + warm_up > self._work.train_batches
 
     def _snapshot_skipped(self, update: int, reason: str) -> None:
         self._control.send(SnapshotSkipped(**self._who, update=update, reason=reason))

@@ -39,6 +39,8 @@ class SendingStream(StreamEnd):
         window: parcels that may wait to be sent, at least 1; with more, ``put`` waits.
         log_bytes: payload that may be kept for a neighbour that is restarted; with more, ``put``
             waits until ``trim``. None keeps nothing: neighbours are not restarted.
+        least_parcels: kept whatever their size, at least 1: with fewer, no snapshot round could be
+            reached that would make room.
         wait_timeout_s: how long ``put`` waits while the link stands.
         epoch_batches: mini-batches of one epoch.
         backend: of the link, see ``link.default_backend``.
@@ -63,6 +65,7 @@ class SendingStream(StreamEnd):
         device: torch.device,
         window: int,
         log_bytes: int | None,
+        least_parcels: int,
         wait_timeout_s: float,
         epoch_batches: int,
         backend: str,
@@ -89,6 +92,7 @@ class SendingStream(StreamEnd):
         self._incarnation = incarnation
         self._keys = keys
         self._log_bytes = log_bytes
+        self._least_parcels = least_parcels
         # Guarded by the gate:
         self._log = StreamLog(epoch_batches)
         self._next = 0  # lower numbers were sent, or suppressed
@@ -175,8 +179,9 @@ class SendingStream(StreamEnd):
         if limit_bytes is None:
             return 0.0
         return self._gate.wait(
-            # A parcel larger than the log has to go through alone.
-            lambda: not len(log) or log.size_bytes + parcel.size_bytes <= limit_bytes,
+            lambda: (
+                len(log) < self._least_parcels or log.size_bytes + parcel.size_bytes <= limit_bytes
+            ),
             lambda: (
                 f"room for {parcel.op} in what it keeps of its {self._name}: the log is full with "
                 f"{len(log)} parcels of {log.size_bytes} bytes, allowed are {limit_bytes}"

@@ -37,18 +37,29 @@ _CAPTURES = 2  # one being written, one waiting
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which updates are followed by a snapshot: ``first``, ``first + every``, ...; 0: none."""
+    """Which updates are followed by a snapshot: ``first``, ``first + every``, ...; 0: none.
+
+    Before ``first`` the plan that was made earlier holds, if there was one.
+    """
 
     first: int = 0
     every: int = 0
+    patient: bool = False
+    former: Plan | None = None
 
     def includes(self, update: int) -> bool:
         """Tell whether there is a snapshot after ``update`` updates."""
-        return self.every > 0 and update >= self.first and (update - self.first) % self.every == 0
+        if update < self.first:
+            return self.former is not None and self.former.includes(update)
+        return self.every > 0 and (update - self.first) % self.every == 0
 
     def includes_any(self, low: int, high: int) -> bool:
         """Tell whether there is a snapshot after u updates for any ``low <= u <= high``."""
-        if self.every == 0 or high < self.first:
+        if low < self.first and self.former is not None:
+            if self.former.includes_any(low, min(high, self.first - 1)):
+                return True
+            low = self.first
+        if self.every == 0 or high < max(low, self.first):
             return False
         newest = high - (high - self.first) % self.every
         return newest >= low
@@ -99,20 +110,21 @@ class Snapshotter:
         self._plan = Plan()
         self._forwards: dict[Op, _Forward] = {}  # copied, in order; only the loop's thread
         self._captures: SimpleQueue[_Capture | None] = SimpleQueue()
-        self._lock = threading.Lock()  # of the copies to use again, and of their users
+        self._lock = threading.Condition()  # of the copies to use again, and of their users
         self._spare = [_HostCopy() for _ in range(_CAPTURES)]
         self._spare_forwards: list[_HostCopy] = []
         self._thread = threading.Thread(target=self._write_all, name="snapshot", daemon=True)
         self._thread.start()
 
-    def plan(self, first: int, every: int) -> None:
+    def plan(self, first: int, every: int, *, patient: bool = False) -> None:
         """Take a snapshot after ``first`` updates and each ``every`` from there; from any thread.
 
         Args:
             first: at least 1. A stage that is past what it needs for it begins with a later one.
             every: 0: no snapshots.
+            patient: let the loop wait for the files before rather than leave a snapshot out.
         """
-        self._plan = Plan(first, every)
+        self._plan = Plan(first, every, patient, replace(self._plan, former=None))
 
     def before_forward(self, op: Op, number: int) -> None:
         """Copy what ``op`` reads if it will be in flight when a snapshot is due."""
@@ -144,6 +156,8 @@ class Snapshotter:
             self._on_skipped(update, "it was planned after forwards that belong into it")
             return
         with self._lock:
+            if self._plan.patient:
+                self._lock.wait_for(lambda: self._spare)
             copy = self._spare.pop() if self._spare else None
         if copy is None:
             self._on_skipped(update, "the ones before it are still being written")
@@ -175,6 +189,7 @@ class Snapshotter:
                 self._release(forward)
             with self._lock:
                 self._spare.append(capture.copy)
+                self._lock.notify_all()
 
     def _write(self, capture: _Capture) -> None:
         started = self._clock()

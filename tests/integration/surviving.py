@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -118,13 +119,15 @@ def wait_for_losses(run: Launch, count: int) -> None:
 
 
 def worker_of(run: Launch, stage: int, incarnation: int = 0) -> psutil.Process:
-    """Return the process of this worker."""
+    """Return the process of this worker: the one that writes its log."""
+    life = f".restart-{incarnation}" if incarnation else ""
+    log = run.run_dir / "logs" / f"stage-{stage}.localhost{life}.log"
 
     def find() -> psutil.Process | None:
-        for worker in run.status().get("workers", ()):
-            who = (worker["stage"], worker["incarnation"])
-            if who == (stage, incarnation) and worker["pid"]:
-                return psutil.Process(worker["pid"])
+        for process in run.processes():
+            with suppress(OSError):  # it ended
+                if Path(f"/proc/{process.pid}/fd/1").readlink() == log:
+                    return process
         return None
 
     return wait_until(find, what=f"stage {stage}, incarnation {incarnation}", timeout_s=60)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -67,17 +67,16 @@ def test_strangers_on_the_sockets_of_a_run_have_no_effect(tmp_path: Path) -> Non
     wait_for_losses(run, 50)
     targets = sockets_of(run.role("coordinator")) | sockets_of(worker_of(run, 2))
     assert len(targets) >= 4
-    with zmq.Context() as context:
+    with zmq.Context() as context, ExitStack() as strangers:
         for number, path in enumerate(sorted(targets)):
-            stranger = context.socket(zmq.DEALER)
+            stranger = strangers.enter_context(context.socket(zmq.DEALER))
             stranger.linger = 0
             stranger.identity = b"worker/1/0" if number % 2 else os.urandom(8)
             stranger.connect(f"ipc://{path}")
             for junk in (b"", b"\xc1", os.urandom(100), bytes(1 << 22)):
-                with contextlib.suppress(zmq.Again):
+                with suppress(zmq.Again):
                     stranger.send_multipart([junk, junk], zmq.NOBLOCK)
-            wait_for_losses(run, len(run.losses()) + 10)
-            stranger.close()
+        wait_for_losses(run, len(run.losses()) + 50)
     trial.check(run, incarnations=(0, 0, 0, 0))
 
 

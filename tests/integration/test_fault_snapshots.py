@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from integration.launching import Launch
 from integration.surviving import Trial, wait_for_losses, worker_of
@@ -50,25 +52,57 @@ def replace_by_another_stages(snapshot: Path) -> None:
     snapshot.write_bytes(other.read_bytes())
 
 
-def test_damaged_snapshots_are_never_loaded_and_the_disk_has_others(tmp_path: Path) -> None:
+def stop_and_damage(
+    run: Launch, victim: psutil.Process, stage: int, damage: Callable[[Path], None]
+) -> Path:
+    """Stop a worker, wait until its committed snapshot is on disk, damage what is in memory.
+
+    Returns:
+        The copy on disk.
+    """
+    memory = shared_memory_of(run)
+    victim.suspend()  # so that it writes no newer ones
+
+    def committed_on_disk() -> Path | None:
+        own = memory.glob(f"stage-{stage}.update-*.safetensors")
+        newest = max(int(path.name.split(".")[1].removeprefix("update-")) for path in own)
+        checkpoint = run.run_dir / "checkpoints" / f"update-{newest}"
+        commit = json.loads((run.run_dir / "commit.json").read_text())
+        is_committed = commit["catalogue"]["committed"] == newest
+        is_whole = is_committed and (checkpoint / "host-0.json").exists()
+        return checkpoint / f"stage-{stage}.safetensors" if is_whole else None
+
+    on_disk = wait_until(committed_on_disk, what="a committed round on disk")
+    for snapshot in memory.glob(f"stage-{stage}.update-*.safetensors"):
+        damage(snapshot)
+    return on_disk
+
+
+def test_damaged_snapshots_are_never_loaded_and_the_disk_has_whole_ones(tmp_path: Path) -> None:
     """Rows 28 and 29."""
     trial = Trial(folder=tmp_path, epochs=80)
     run = trial.start()
-    directory = shared_memory_of(run)
     damages: list[Callable[[Path], None]] = [flip_a_byte, truncate, replace_by_another_stages]
     for stage, damage in enumerate(damages):
         wait_for_losses(run, 80 * (stage + 1))
         victim = worker_of(run, stage)
-        victim.suspend()  # so that it writes no new ones
-        for snapshot in wait_until(
-            lambda stage=stage: sorted(directory.glob(f"stage-{stage}.update-*.safetensors")),
-            what="a snapshot",
-        ):
-            damage(snapshot)
+        stop_and_damage(run, victim, stage, damage)
         victim.kill()
         worker_of(run, stage, 1)
-    told = trial.check(run, incarnations=(1, 1, 1, 0))
-    assert "damaged" not in told, "a worker that finds another copy does not complain"
+    trial.check(run, incarnations=(1, 1, 1, 0))
+
+
+def test_a_round_that_is_damaged_everywhere_is_given_up_for_an_older_one(tmp_path: Path) -> None:
+    """Row 28, the rung below: all stages go back to a checkpoint, and lose only time."""
+    trial = Trial(folder=tmp_path, epochs=80)
+    run = trial.start()
+    wait_for_losses(run, 80)
+    victim = worker_of(run, 1)
+    flip_a_byte(stop_and_damage(run, victim, 1, truncate))
+    victim.kill()
+    told = trial.check(run, incarnations=(1, 2, 1, 1), restarts=2)
+    assert "stage 1 on localhost died: SnapshotError" in told
+    assert "all stages go back to update" in told
 
 
 @pytest.fixture

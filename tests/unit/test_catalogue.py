@@ -338,6 +338,34 @@ def test_a_resumed_run_begins_with_what_its_hosts_find_on_disk() -> None:
     assert catalogue.digests == ("0@30", "1@30")
 
 
+def test_what_a_worker_could_not_read_is_not_offered_again() -> None:
+    catalogue = committed_at(10)
+    catalogue.checkpointed([snapshot(1, 10, kind="disk")], 0)
+    catalogue.distrust(1, 0)
+    restore = catalogue.restore(1, 0)
+    assert restore is not None
+    assert restore.paths == ()
+    assert catalogue.homeless() == (1,)
+
+
+def test_another_hosts_copy_is_still_trusted() -> None:
+    catalogue = Catalogue(stages=1, hosts=[0, 1])
+    write(catalogue, 0, 10)
+    replicate(catalogue, 0, 10, host=1)
+    assert catalogue.commit() == 10
+    catalogue.distrust(0, 0)
+    assert catalogue.homeless() == ()
+    transfer = catalogue.transfer_to(0, 0)
+    assert transfer is not None
+    assert transfer.source == 1
+
+
+def test_the_initial_state_lies_nowhere_and_cannot_be_distrusted() -> None:
+    catalogue = alone()
+    catalogue.distrust(0, 0)
+    assert catalogue.homeless() == ()
+
+
 # -- the commit file ----------------------------------------------------------------------------
 
 

@@ -25,6 +25,11 @@ def test_a_stop_survives_the_file() -> None:
     assert Memory.from_json(stopped.to_json()) == stopped
 
 
+def test_repairs_that_are_over_survive_the_file() -> None:
+    repaired = replace(MEMORY, repairs=({"stage": 1, "seconds": {"detect": 0.5}},))
+    assert Memory.from_json(repaired.to_json()) == repaired
+
+
 def test_the_catalogue_stands_in_the_file_as_json_not_as_text() -> None:
     assert json.loads(MEMORY.to_json())["catalogue"] == json.loads(EMPTY)
 

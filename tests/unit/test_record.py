@@ -249,9 +249,8 @@ def test_the_model_and_the_summary_are_written_at_the_end(record: Record, plan: 
     record.run.up_to_training()
     record.train(0, 1, 2)
     record.record.done(done(0))
-    record.run.state.repairs.finished.append(
-        Repair(1, "SIGKILL", 10.0, from_update=2, replayed=3, started_at=10.5)
-    )
+    repair = Repair(1, "SIGKILL", 10.0, from_update=2, replayed=3).record()
+    record.run.state.repairs.records.append(repair)
     _, tensors = deliver(record, plan)
     record.record.export(record.run.state)
     weights = load_file(record.folder / "model.safetensors")
@@ -260,7 +259,4 @@ def test_the_model_and_the_summary_are_written_at_the_end(record: Record, plan: 
     assert summary == json.loads(record.record.summary_json)
     assert summary["weights_sha256"] == weights_sha256(tensors)
     assert (summary["updates"], summary["stopped_early"]) == (3, False)
-    assert summary["repairs"] == [
-        {"stage": 1, "cause": "SIGKILL", "from_update": 2, "replayed": 3,
-         "seconds": {"detect": 0.5}}
-    ]  # fmt: skip
+    assert summary["repairs"] == [repair]

@@ -97,3 +97,11 @@ def test_a_repair_leaves_out_what_it_has_not_reached() -> None:
 
 def test_parts_of_a_repair_are_never_negative() -> None:
     assert Repair(1, "SIGKILL", 10.0, started_at=9.0, hello_at=10.0).split_s()["detect"] == 0
+
+
+def test_the_record_of_a_repair_is_what_the_summary_says() -> None:
+    repair = Repair(1, "SIGKILL", 10.0, from_update=5, replayed=3, started_at=10.5)
+    assert repair.record() == {
+        "stage": 1, "cause": "SIGKILL", "from_update": 5, "replayed": 3,
+        "seconds": {"detect": 0.5},
+    }  # fmt: skip

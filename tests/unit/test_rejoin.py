@@ -1,4 +1,4 @@
-"""A coordinator that takes another's place: it finds the run, goes on, and replaces who is missing."""
+"""A coordinator that takes another's place: it finds the run, goes on, replaces who is missing."""
 
 from __future__ import annotations
 
@@ -264,3 +264,26 @@ def test_every_life_counts_its_own_generations(deaths: int) -> None:
         run, _ = rejoined(run)
     assert remembered(run).life == deaths + 1
     assert run.state.repairs.generation == deaths * GENERATIONS_PER_LIFE
+
+
+def test_a_worker_whose_hello_nobody_answered_gets_its_assignment() -> None:
+    run = restarted(training(hosts=("only",)))
+    run.state.repairs.plan = None  # the job is not loaded yet
+    introduce_agent(run, 0)
+    introduce(run, 0)
+    assert sent(say(run, 1, 0, hello(1)), Assign) == []
+    run.handle(Planned((1, 1), WORK))
+    run.agent(0)
+    told = run.wait(11)
+    assert [to for to, _ in sent(told, Assign)] == ["worker/1/0"]
+    assert started(told) == []
+
+
+def test_repairs_that_were_over_stay_in_the_summary() -> None:
+    before = training()
+    die(before, 1)
+    introduce(before, 1, incarnation=1)
+    say(before, 1, 1, progress(1))
+    (record,) = before.state.repairs.records
+    run, _ = rejoined(before)
+    assert [dict(each) for each in run.state.repairs.records] == [record]

@@ -470,3 +470,17 @@ def test_a_hanging_worker_is_killed_once_by_its_agent() -> None:
         kills += sent(run.wait(1), KillWorker)
     assert [to for to, _ in kills] == ["agent/0"]
     assert started(die(run, 1)) == [("agent/0", 1, 1, 1)]
+
+
+def test_when_a_worker_could_not_read_its_snapshot_all_go_back_to_a_checkpoint() -> None:
+    run = training(stages=2, hosts=("only",))
+    for stage in range(2):
+        snapshot(run, stage, 5)
+    assert run.state.repairs.catalogue.committed == 5
+    assert started(die(run, 1)) == [("agent/0", 1, 1, 1)]
+    say(run, 1, 1, hello(1))
+    say(run, 1, 1, fault(1, "SnapshotError"))
+    told = die(run, 1, 1, status=1) + run.wait(1)
+    assert Tell("warning", "snapshots are lost: all stages go back to update 0") in told
+    killed = [(m.stage, m.incarnation) for _, m in sent(told, KillWorker)]
+    assert killed == [(0, 0)]

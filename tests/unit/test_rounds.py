@@ -19,6 +19,7 @@ from spectrain.protocol.messages import (
     ReplicationFailed,
     SnapshotFile,
     SnapshotPlan,
+    SnapshotSkipped,
     SnapshotWritten,
 )
 from spectrain.protocol.settings import Settings
@@ -66,8 +67,11 @@ def file(stage: int, update: int) -> SnapshotFile:
     )
 
 
-def plans(instructions: list[Instruction]) -> list[SnapshotPlan]:
-    return [m for _, m in sent(instructions, SnapshotPlan) if isinstance(m, SnapshotPlan)]
+def plans(instructions: list[Instruction]) -> list[tuple[int, int]]:
+    """Return the first update and the distance of every plan that is told."""
+    return [
+        (m.first, m.every) for _, m in sent(instructions, SnapshotPlan) if isinstance(m, SnapshotPlan)
+    ]
 
 
 def requests(instructions: list[Instruction]) -> list[tuple[str, int, int]]:
@@ -83,78 +87,101 @@ def requests(instructions: list[Instruction]) -> list[tuple[str, int, int]]:
 
 def test_the_users_distance_is_told_to_everybody_when_training_begins() -> None:
     run = Run(every=5)
-    assert plans(run.rounds.begin(0.0)) == [SnapshotPlan(first=5, every=5)] * 2
+    assert plans(run.rounds.begin()) == [(5, 5)] * 2
 
 
 def test_without_one_a_first_guess_gives_something_to_measure() -> None:
-    assert plans(Run(every=None, stages=2).rounds.begin(0.0))[0] == SnapshotPlan(first=8, every=8)
+    assert plans(Run(every=None, stages=2).rounds.begin())[0] == (8, 8)
 
 
 def test_rounds_go_on_after_the_committed_one() -> None:
     run = Run(every=5)
     run.commit(20)
-    assert plans(run.rounds.begin(0.0))[0] == SnapshotPlan(first=25, every=5)
+    assert plans(run.rounds.begin())[0] == (25, 5)
 
 
 def test_no_snapshots_means_none() -> None:
-    assert plans(Run(every=0).rounds.begin(0.0))[0].every == 0
+    assert plans(Run(every=0).rounds.begin())[0] == (0, 0)
 
 
 def test_a_restarted_worker_hears_the_plan_that_holds() -> None:
     run = Run(every=5)
     assert run.rounds.plan_for(run.fleet.workers[1]) == []
-    run.rounds.begin(0.0)
-    ((to, plan),) = sent(run.rounds.plan_for(run.fleet.workers[1]), SnapshotPlan)
-    assert (to, plan) == ("worker/1/0", SnapshotPlan(first=5, every=5))
+    run.rounds.begin()
+    told = run.rounds.plan_for(run.fleet.workers[1])
+    assert [to for to, _ in sent(told, SnapshotPlan)] == ["worker/1/0"]
+    assert plans(told) == [(5, 5)]
+
+
+def trained_for(
+    run: Run, seconds: float, versions: tuple[int, int], *, before: tuple[int, int] = (5, 5)
+) -> list[Instruction]:
+    """Let the stages go from one update to another in so many seconds; return what follows."""
+    run.trains_to(*before)
+    assert plans(run.rounds.tick(10.0)) == []
+    run.trains_to(*versions)
+    return run.rounds.tick(10.0 + seconds)
 
 
 def test_the_distance_is_chosen_from_what_was_measured() -> None:
     run = Run(every=None)
-    run.rounds.begin(0.0)
+    run.rounds.begin()
     run.commit(8, capture_s=0.02)
-    run.trains_to(400, 395)
-    told, *rest = run.rounds.tick(4.0)
-    update_s = 4.0 / 395
+    told, *rest = trained_for(run, 4.0, (410, 405))
+    update_s = 4.0 / 400
     every = choose_interval(capture_s=0.02, update_s=update_s, workers=2)
-    assert plans(rest) == [SnapshotPlan(first=400 + 2 + int(0.5 / update_s) + 1, every=every)] * 2
+    assert plans(rest) == [(410 + 2 + int(0.5 / update_s) + 1, every)] * 2
     assert isinstance(told, Tell)
     assert told.text.startswith(f"a snapshot every {every} updates (")
 
 
 def test_the_distance_is_chosen_once() -> None:
     run = Run(every=None)
-    run.rounds.begin(0.0)
+    run.rounds.begin()
     run.commit(8)
-    run.trains_to(400, 395)
-    assert run.rounds.tick(4.0)
-    assert run.rounds.tick(8.0) == []
+    assert plans(trained_for(run, 4.0, (400, 395)))
+    assert run.rounds.tick(20.0) == []
 
 
 @pytest.mark.parametrize(
-    ("committed", "versions", "now"), [(0, (9, 9), 4.0), (8, (9, 9), 1.9), (8, (9, 0), 4.0)]
+    ("committed", "versions", "seconds"), [(0, (9, 9), 4.0), (8, (9, 9), 1.9), (8, (9, 5), 4.0)]
 )
 def test_nothing_is_chosen_before_there_is_enough_to_judge_by(
-    committed: int, versions: tuple[int, int], now: float
+    committed: int, versions: tuple[int, int], seconds: float
 ) -> None:
     run = Run(every=None)
-    run.rounds.begin(0.0)
+    run.rounds.begin()
     if committed:
         run.commit(committed)
-    run.trains_to(*versions)
-    assert run.rounds.tick(now) == []
+    assert trained_for(run, seconds, versions) == []
 
 
 @pytest.mark.parametrize("every", [0, 5])
 def test_a_distance_that_the_user_chose_stays(every: int) -> None:
     run = Run(every=every)
-    run.rounds.begin(0.0)
+    run.rounds.begin()
     run.commit(5)
-    run.trains_to(400, 400)
-    assert run.rounds.tick(9.0) == []
+    assert trained_for(run, 9.0, (400, 400)) == []
 
 
 def test_nothing_is_chosen_before_training() -> None:
-    assert Run(every=None).rounds.tick(9.0) == []
+    run = Run(every=None)
+    run.trains_to(9, 9)
+    assert run.rounds.tick(9.0) == []
+
+
+def test_a_stage_that_leaves_a_snapshot_out_is_told_of_once_for_each_reason() -> None:
+    run = Run()
+    worker = run.fleet.workers[1]
+
+    def skip(update: int, reason: str) -> list[Instruction]:
+        message = SnapshotSkipped(stage=1, incarnation=0, update=update, reason=reason)
+        return run.rounds.skipped(worker, message)
+
+    text = "stage 1 took no snapshot after update 5: disk full: 3 bytes"
+    assert skip(5, "disk full: 3 bytes") == [Tell("warning", text)]
+    assert skip(10, "disk full: 2 bytes") == []
+    assert skip(10, "it was late") != []
 
 
 # -- when they are committed --------------------------------------------------------------------

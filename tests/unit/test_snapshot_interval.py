@@ -49,3 +49,8 @@ def test_rounds_are_never_further_apart_than_logs_and_replay_can_bear() -> None:
 def test_there_is_a_whole_number_of_updates_and_at_least_one(update_s: float) -> None:
     every = choose_interval(capture_s=10, update_s=update_s, workers=4)
     assert every == max(1, -(-60 // update_s))
+
+
+def test_the_room_in_the_logs_is_a_limit() -> None:
+    assert choose_interval(capture_s=10, update_s=1, workers=4, most=7) == 7
+    assert choose_interval(capture_s=10, update_s=1, workers=4, most=1000) == 60
