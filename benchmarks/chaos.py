@@ -123,6 +123,8 @@ def main(minutes: float, mean_s: float, seed: int, method: str, pause_s: float) 
         run.wait_for_batch(1)
         kills = disturb(run, minutes, mean_s, random.Random(seed))
         ended_early = run.is_over
+        if not ended_early:  # what is under repair has to come back before it can end in order
+            run.wait_for_batch(len(run.losses()) + 1)
         code = run.stop()
     finally:
         run.launcher.terminate()

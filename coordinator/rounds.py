@@ -79,7 +79,8 @@ class Rounds:
         else:
             self._is_chosen = True
         first = self.catalogue.committed + every
-        # What the user asked for, and the first rounds, are kept even if a stage has to wait for a file.
+        # What the user asked for, and the first rounds, are kept even if a stage has to wait for
+        # a file.
         self.plan = SnapshotPlan(first=first, every=every, patient=True)
         return [*self.fleet.to_workers(self.plan)]
 

@@ -1,9 +1,8 @@
 """What a run does next: events in, instructions out. Pure: no sockets, clocks, files or threads.
 
-While a run trains, workers, agents and hosts may die and be replaced (``repairs.py``).
-
-The shell (``service.py``) turns what happens into events, carries out the instructions, and tells
-the time: every event comes with ``now``, seconds of a monotonic clock.
+While a run trains, workers, agents and hosts may die and be replaced (``repairs.py``). The shell
+(``service.py``) turns what happens into events, carries out the instructions, and tells the time:
+every event comes with ``now``, seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class RunState:
 
     Args:
         settings: the run's.
-        hosts: names in the order of the user's list; agents are known by index.
+        hosts: names in the order of the user's list.
         now: when the run, or this coordinator's part in it, began.
         memory: what the coordinator before this one wrote down; None at the beginning.
         resumes: whether the run goes on from what an earlier launch left on disk.
@@ -78,7 +77,7 @@ class RunState:
     Attributes:
         phase: where it is.
         fleet: who takes part.
-        repairs: what was repaired.
+        repairs: what is and was repaired.
         stopping: why and where the run was asked to stop; None if it was not.
     """
 
@@ -186,9 +185,9 @@ class RunState:
     def _worker_exited(
         self, worker: Worker, message: WorkerExited, now: float
     ) -> list[Instruction]:
-        was_delivered = self.phase is Phase.FINISHING and message.status == 0
         worker.exited = True
-        if was_delivered:
+        is_delivered = self.phase is Phase.FINISHING and message.status == 0
+        if is_delivered or self.phase is Phase.REJOINING:  # which replaces all who are missing
             return []
         self._failure.note(Fault(at_s=now, host=worker.host, event=message, op=worker.doing))
         if not self._is_repairable:
@@ -264,6 +263,8 @@ class RunState:
         return self.repairs.progress(worker, message, now)
 
     def _worker_fault(self, worker: Worker, message: WorkerFault, now: float) -> list[Instruction]:
+        if self.phase is Phase.REJOINING:
+            return []
         self._failure.note(Fault(at_s=now, host=worker.host, event=message, op=worker.doing))
         if is_fatal(message) or not self._is_repairable:
             return self._fail(now)
@@ -368,24 +369,23 @@ class RunState:
         if self.phase is Phase.FAILING:
             cause = self._failure.cause(now)
             return [] if cause is None else self._end("failed", cause.exit_code, cause)
-        if self.phase is Phase.REJOINING and now - self._started > self.settings.lease_s:
-            return self._rejoined(now, waited=True)
         missing = missing_in(self.phase, self.fleet)
         if missing and now - self._started > self.settings.start_timeout_s:
             cause = late_start(self.settings.start_timeout_s, missing)
             return self._end("failed", cause.exit_code, cause)
-        instructions: list[Instruction] = []
-        if self.phase is Phase.TRAINING:
-            try:
-                instructions += [*self.repairs.tick(now), *self._rounds.tick(now)]
-            except GiveUp as reason:
-                return self._give_up(reason, now)
-        instructions += self._deal_with_silence(now)
-        return [
-            *instructions,
-            *self.fleet.to_agents(Heartbeat()),
-            *self.fleet.to_workers(Heartbeat()),
-        ]
+        try:
+            told = self._what_time_brings(now)
+        except GiveUp as reason:
+            return self._give_up(reason, now)
+        return [*told, *self.fleet.to_agents(Heartbeat()), *self.fleet.to_workers(Heartbeat())]
+
+    def _what_time_brings(self, now: float) -> list[Instruction]:
+        if self.phase is Phase.REJOINING:
+            return self._rejoined(now, waited=now - self._started > self.settings.lease_s)
+        if self.phase is not Phase.TRAINING:
+            return self._deal_with_silence(now)
+        repairs = [*self.repairs.tick(now), *self._rounds.tick(now)]
+        return [*repairs, *self._deal_with_silence(now)]
 
     def _deal_with_silence(self, now: float) -> list[Instruction]:
         """Turn hangs into deaths where the run can be repaired, into its end where it cannot."""

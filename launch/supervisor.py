@@ -14,7 +14,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -46,7 +46,6 @@ __all__ = ["Place", "Supervisor", "listen_address"]
 
 _BIRTH_TIMEOUT_S = 30.0
 _POLL_S = 0.2
-_COORDINATOR_RESTARTS = 20
 _LARGEST_PORT = 65534  # the next one is for data
 
 
@@ -211,15 +210,10 @@ class Supervisor:
             on_stderr=write_log,
             dies_with_us=False,
         )
-        try:
-            answer = json.loads(answers.get(timeout=_BIRTH_TIMEOUT_S))
-        except queue.Empty:
-            process.kill()
-            status = process.wait(_BIRTH_TIMEOUT_S)
-            raise DeadlineError(
-                f"the coordinator did not start within {_BIRTH_TIMEOUT_S:g} s (status {status}); "
-                f"its log: {self._log.name}"
-            ) from None
+        answer = self._birth_answer(process, answers)
+        if answer is None:
+            self._coordinators += 1
+            return process  # it died at once: whoever stands by sees it, and tries again
         if "refused" in answer:
             process.wait(_BIRTH_TIMEOUT_S)
             raise HostError(answer["refused"])
@@ -229,6 +223,30 @@ class Supervisor:
             # A coordinator that has to be started again must be found where the first was.
             self._ports = (_port(answer["control_tcp"]), _port(answer["data_tcp"]))
         return process
+
+    def _birth_answer(
+        self, process: RemoteProcess, answers: queue.SimpleQueue[str]
+    ) -> dict[str, str] | None:
+        """Return what a coordinator says first; None for a restarted one that died before it.
+
+        Raises:
+            DeadlineError: it did not start at all.
+        """
+        deadline = time.monotonic() + _BIRTH_TIMEOUT_S
+        while process.poll() is None and time.monotonic() < deadline:
+            with suppress(queue.Empty):
+                return json.loads(answers.get(timeout=_POLL_S))
+        with suppress(queue.Empty):  # it may have spoken just before it died
+            return json.loads(answers.get_nowait())
+        died = process.poll() is not None
+        process.kill()
+        status = process.wait(_BIRTH_TIMEOUT_S)
+        if died and self._coordinators > 0:
+            return None
+        raise DeadlineError(
+            f"the coordinator did not start within {_BIRTH_TIMEOUT_S:g} s (status {status}); "
+            f"its log: {self._log.name}"
+        )
 
     def _allowed(self) -> dict[str, str]:
         """Return which identity each key stands for; any slot may run any stage."""
@@ -329,9 +347,9 @@ class Supervisor:
 
     def _may_restart_coordinator(self) -> bool:
         """Tell whether there is a run to go on with, and it is worth another try."""
-        allowed = min(self._settings.max_restarts, _COORDINATOR_RESTARTS)
         has_begun = Path(self._settings.run_dir, "commit.json").exists()
-        return has_begun and self._coordinators <= allowed and not self._signals
+        is_allowed = self._coordinators <= self._settings.max_restarts
+        return has_begun and is_allowed and not self._signals
 
     def _coordinator_died(self, coordinator: RemoteProcess) -> RunEnded:
         coordinator.wait(_POLL_S)

@@ -107,10 +107,10 @@ def plant_faults(text: str, *, stage: int, incarnation: int) -> None:
     }
 
     def reach(phase: str, op: str) -> None:
-        for fault in due:
+        for fault, left in due.items():
             if fault.phase == phase and fault.op in ("", op):
-                due[fault] -= 1
-                if due[fault] == 0:
+                due[fault] = left - 1
+                if left == 1:
                     print(f"fault: {fault.action}, {phase} {op}", flush=True)  # noqa: T201  our log
                     ACTIONS[fault.action]()
 

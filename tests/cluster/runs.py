@@ -15,7 +15,7 @@ import pytest
 from cluster.hosts import Cluster
 from waiting import wait_until
 
-__all__ = ["DIGITS", "END_S", "START_S", "Run", "launch_command"]
+__all__ = ["DIGITS", "END_S", "START_S", "Run", "launch_command", "lives"]
 
 BIN = Path(sys.executable).parent
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
@@ -26,6 +26,13 @@ END_S = 15.0
 def launch_command(run_dir: Path, *options: str, job: Path = DIGITS) -> list[str]:
     every_run = ["--device", "cpu", "--seed", "0"]
     return [str(BIN / "spectrain-launch"), *every_run, f"--run-dir={run_dir}", *options, str(job)]
+
+
+def lives(process: psutil.Process) -> bool:
+    """Tell whether a process runs: one that nobody has waited for yet does not."""
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 @dataclass(frozen=True)
@@ -92,8 +99,7 @@ class Run:
         for name in names or self.cluster:
             for process in self.cluster[name].processes():
                 with suppress(psutil.NoSuchProcess):
-                    is_over = process.status() == psutil.STATUS_ZOMBIE
-                    if not is_over and not process.name().startswith("sshd"):
+                    if lives(process) and not process.name().startswith("sshd"):
                         lines.append(f"{name}: {process.pid} {' '.join(process.cmdline())[:120]}")
         return lines
 
@@ -107,6 +113,12 @@ class Run:
         """Return the one process on ``host`` whose command line holds ``part``."""
         (found,) = (p for p in self.cluster[host].processes() if part in " ".join(p.cmdline()))
         return found
+
+    def workers(self, host: str) -> list[psutil.Process]:
+        """Return the workers on ``host``: a nursery's children, which look like itself."""
+        alike = [p for p in self.cluster[host].processes() if "nursery" in " ".join(p.cmdline())]
+        pids = {process.pid for process in alike}
+        return [process for process in alike if process.ppid() in pids]
 
     def ssh_connection(self, host: str) -> psutil.Process:
         """Return the client on "launch" that holds the line to the agent of ``host``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from integration.jobs import NOISY
 from integration.surviving import Trial, wait_for_losses, worker_of
 
@@ -20,6 +21,7 @@ def test_hangs_of_every_kind_are_found_and_become_deaths(tmp_path: Path) -> None
     assert told.count("on localhost hangs") == 3
 
 
+@pytest.mark.chaos
 def test_a_short_stop_has_no_consequence(tmp_path: Path) -> None:
     """Row 13."""
     trial = Trial(folder=tmp_path, epochs=40, options=("--lease", "20"))
@@ -76,6 +78,7 @@ class Slow(nn.Module):
 )
 
 
+@pytest.mark.chaos
 def test_a_slow_and_jittery_stage_is_left_alone(tmp_path: Path) -> None:
     """Row 30: with logs that are full most of the time."""
     options = ("--lease", "2", "--wait-timeout", "5", "--log-memory", "10000")

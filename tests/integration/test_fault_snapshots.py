@@ -92,6 +92,7 @@ def test_damaged_snapshots_are_never_loaded_and_the_disk_has_whole_ones(tmp_path
     trial.check(run, incarnations=(1, 1, 1, 0))
 
 
+@pytest.mark.chaos
 def test_a_round_that_is_damaged_everywhere_is_given_up_for_an_older_one(tmp_path: Path) -> None:
     """Row 28, the rung below: all stages go back to a checkpoint, and lose only time."""
     trial = Trial(folder=tmp_path, epochs=80)

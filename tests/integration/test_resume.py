@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from integration.launching import LAUNCH, Launch
 from integration.surviving import GONE_WITHIN_S, Trial, losses_of
 from waiting import wait_until
@@ -18,9 +19,9 @@ STOPPED_BY_HAND = 130
 REFUSED = 2
 
 
-def started(folder: Path, epochs: int = 100) -> tuple[Trial, Launch]:
+def started(folder: Path, method: str = "spectrain") -> tuple[Trial, Launch]:
     """Start a run and wait for a checkpoint, in the middle of its training."""
-    trial = Trial(folder=folder, stages=3, epochs=epochs)
+    trial = Trial(folder=folder, stages=3, method=method, epochs=100)
     run = trial.start()
     wait_until(lambda: committed(run) > 0, what="a committed round", timeout_s=90)
     checkpoints = run.run_dir / "checkpoints"
@@ -75,8 +76,11 @@ def check(trial: Trial, run: Launch, done: subprocess.CompletedProcess[str]) -> 
     assert evaluations(run) == [(e.round, e.loss, e.metrics) for e in outcome.evaluations]
 
 
-def test_a_run_stopped_by_hand_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
-    trial, run = started(tmp_path)
+@pytest.mark.parametrize("method", ["spectrain", "sync"])
+def test_a_run_stopped_by_hand_goes_on_and_ends_as_if_it_had_not_been(
+    method: str, tmp_path: Path
+) -> None:
+    trial, run = started(tmp_path, method)
     stop_by_hand(run)
     assert run.summary()["stopped_early"]
     assert 0 < run.summary()["updates"] < trial.epochs * 7

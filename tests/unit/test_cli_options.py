@@ -49,7 +49,7 @@ OPTIONS = """
 
 def options_of(command: click.Command) -> list[str]:
     """Return every option of a command, its short form and its negation on one line."""
-    context = click.Context(command, **{"help_option_names": ["-h", "--help"]})
+    context = click.Context(command, help_option_names=["-h", "--help"])
     return sorted(
         " ".join((*option.opts, *option.secondary_opts))
         for option in command.get_params(context)

@@ -41,9 +41,7 @@ from spectrain.worker.control import LEASE_ENDED_STATUS, Control, peak_memory_by
 M = TypeVar("M", bound=Message)
 
 LONG_S = 20.0
-ASSIGN = Assign(
-    settings_json="{}", work=Work(train_batches=1, epoch_batches=1), layer_counts=(1,)
-)
+ASSIGN = Assign(settings_json="{}", work=Work(train_batches=1, epoch_batches=1), layer_counts=(1,))
 LOST = LinkLost(stage=0, incarnation=0, stream="activations", reason="gone")
 
 ALONE = """
@@ -158,7 +156,7 @@ def test_messages_arrive_in_the_order_in_which_they_were_said(
 
 
 def test_the_end_is_told_after_a_last_report(coordinator: Coordinator, control: Control) -> None:
-    control.progress = lambda sent, dropped: progress(0)
+    control.progress = lambda *_: progress(0)
     control.send(LOST)
     control.send(done(0))
     kinds: list[type[Message]] = []

@@ -32,7 +32,10 @@ def delivered(folder: Path, state: dict[str, torch.Tensor]) -> list[tuple[Any, W
     """Return who sent what, and the bytes of it."""
     with zmq.Context() as context:
         server = Server(
-            context, run_id=bytes.fromhex(RUN_ID), ipc=folder / "d", max_frame_bytes=MAX_PAYLOAD_BYTES
+            context,
+            run_id=bytes.fromhex(RUN_ID),
+            ipc=folder / "d",
+            max_frame_bytes=MAX_PAYLOAD_BYTES,
         )
         birth = worker_birth(stage=2, incarnation=1, data=server.ipc_endpoint)
         client = deliver_weights(birth, context, state)

@@ -49,7 +49,7 @@ def test_exit_codes_are_frozen() -> None:
 
 
 def test_the_exit_code_of_every_error_is_frozen() -> None:
-    found = {name: int(error.exit_code) for name, error in exceptions().items()}  # type: ignore[attr-defined]
+    found = {name: int(error.exit_code) for name, error in exceptions().items()}
     assert found == CODES_OF_ERRORS
 
 

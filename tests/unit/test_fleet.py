@@ -88,9 +88,7 @@ def test_a_message_goes_to_agents_that_live() -> None:
         0: Agent(agent_hello(0), 0.0, lost=True),
         1: Agent(agent_hello(1), 0.0),
     }
-    assert Fleet(("left", "right"), agents).to_agents(Heartbeat()) == [
-        Send("agent/1", Heartbeat())
-    ]
+    assert Fleet(("left", "right"), agents).to_agents(Heartbeat()) == [Send("agent/1", Heartbeat())]
 
 
 def test_a_homeless_stage_takes_a_free_slot_before_a_shared_one() -> None:

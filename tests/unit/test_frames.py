@@ -27,9 +27,7 @@ def back(boundary: Boundary, frames: list[memoryview]) -> object:
 
 def test_a_tensor_becomes_one_frame() -> None:
     boundary, frames = to_frames(X, "inputs")
-    assert boundary == Boundary(
-        form="tensor", tensors=(TensorSpec(dtype="float32", shape=(2, 3)),)
-    )
+    assert boundary == Boundary(form="tensor", tensors=(TensorSpec(dtype="float32", shape=(2, 3)),))
     assert [bytes(frame) for frame in frames] == [X.numpy().tobytes()]
 
 

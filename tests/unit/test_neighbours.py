@@ -66,9 +66,7 @@ def close(neighbours: Neighbours) -> None:
 
 def peer(ready: WorkerReady, *, gradients: bool) -> Peer:
     endpoint = ready.gradients_endpoint if gradients else ready.activations_endpoint
-    return Peer(
-        stage=ready.stage, incarnation=ready.incarnation, endpoint=endpoint, public_key=""
-    )
+    return Peer(stage=ready.stage, incarnation=ready.incarnation, endpoint=endpoint, public_key="")
 
 
 def join(above: Neighbours, below: Neighbours, generation: int = 1) -> None:
@@ -85,7 +83,8 @@ def parcel(text: str) -> Parcel:
 
 
 @pytest.mark.parametrize(
-    ("stage", "has_upstream", "has_downstream"), [(0, False, True), (1, True, True), (2, True, False)]
+    ("stage", "has_upstream", "has_downstream"),
+    [(0, False, True), (1, True, True), (2, True, False)],
 )
 def test_a_stage_has_the_ends_that_its_place_asks_for(
     open_stage: Open, stage: int, *, has_upstream: bool, has_downstream: bool
@@ -123,7 +122,7 @@ def test_parcels_go_down_and_gradients_come_up(open_stage: Open) -> None:
     above.activations_out.put(parcel("F3"))
     taken = below.activations_in.take(Op.parse("F3"))
     assert taken is not None
-    assert torch.equal(taken.value, torch.full((2, 3), 3.0))  # type: ignore[arg-type]
+    assert torch.equal(taken.value, torch.full((2, 3), 3.0))
     below.gradients_out.put(parcel("B3"))
     assert above.gradients_in.take(Op.parse("B3")) is not None
     above.flush()
@@ -133,14 +132,14 @@ def test_parcels_go_down_and_gradients_come_up(open_stage: Open) -> None:
 def test_only_the_side_that_is_named_is_built(open_stage: Open) -> None:
     above, middle, below = (open_stage(stage, 3, start_timeout_s=0.05) for stage in range(3))
     join(above, middle)
-    above.activations_out.wait_connected(LONG_S)  # type: ignore[union-attr]
-    above.gradients_in.wait_connected(LONG_S)  # type: ignore[union-attr]
+    above.activations_out.wait_connected(LONG_S)
+    above.gradients_in.wait_connected(LONG_S)
     above.wait_connected()
     with pytest.raises(DeadlineError):
         middle.wait_connected()
     join(middle, below, generation=2)
-    middle.activations_out.wait_connected(LONG_S)  # type: ignore[union-attr]
-    middle.gradients_in.wait_connected(LONG_S)  # type: ignore[union-attr]
+    middle.activations_out.wait_connected(LONG_S)
+    middle.gradients_in.wait_connected(LONG_S)
     middle.wait_connected()
 
 
@@ -148,7 +147,7 @@ def test_a_stage_has_sent_once_a_neighbour_has_anything_of_it(open_stage: Open) 
     above, below = open_stage(0), open_stage(1)
     join(above, below)
     assert not above.has_sent
-    above.activations_out.put(parcel("F0"))  # type: ignore[union-attr]
+    above.activations_out.put(parcel("F0"))
     above.flush()
     assert above.has_sent
     assert not below.has_sent
@@ -169,12 +168,12 @@ def test_what_is_committed_is_trimmed_from_the_logs(open_stage: Open) -> None:
     above, below = open_stage(0), open_stage(1)
     join(above, below)
     for number in range(3):
-        above.activations_out.put(parcel(f"F{number}"))  # type: ignore[union-attr]
-        below.activations_in.take(Op.parse(f"F{number}"))  # type: ignore[union-attr]
+        above.activations_out.put(parcel(f"F{number}"))
+        below.activations_in.take(Op.parse(f"F{number}"))
     above.flush()
-    kept_bytes = above.activations_out.log_bytes_used  # type: ignore[union-attr]
+    kept_bytes = above.activations_out.log_bytes_used
     above.trim(2)
-    assert above.activations_out.log_bytes_used * 3 == kept_bytes  # type: ignore[union-attr]
+    assert above.activations_out.log_bytes_used * 3 == kept_bytes
 
 
 def test_after_a_stop_nobody_waits_for_activations_that_will_not_come(open_stage: Open) -> None:
@@ -182,18 +181,16 @@ def test_after_a_stop_nobody_waits_for_activations_that_will_not_come(open_stage
     join(above, below)
     below.wait_connected()
     below.stop_before(5)
-    assert below.activations_in.take(Op.parse("F5")) is None  # type: ignore[union-attr]
+    assert below.activations_in.take(Op.parse("F5")) is None
 
 
-def test_a_lost_link_is_told_by_its_stream(
-    open_stage: Open, lost: list[tuple[str, str]]
-) -> None:
+def test_a_lost_link_is_told_by_its_stream(open_stage: Open, lost: list[tuple[str, str]]) -> None:
     above, below = open_stage(0), open_stage(1)
     join(above, below)
     above.wait_connected()
     below.wait_connected()
     close(below)
-    above.activations_out.put(parcel("F0"))  # type: ignore[union-attr]
+    above.activations_out.put(parcel("F0"))
     wait_until(lambda: {name for name, _ in lost} == {"activations", "gradients"}, what="word")
 
 
@@ -201,6 +198,6 @@ def test_what_ends_one_stream_is_heard_wherever_the_stage_waits(open_stage: Open
     above = open_stage(0)
     above._fail(LinkError("it is over"))
     with pytest.raises(LinkError, match="it is over"):
-        above.gradients_in.take(Op.parse("B0"))  # type: ignore[union-attr]
+        above.gradients_in.take(Op.parse("B0"))
     with pytest.raises(LinkError, match="it is over"):
-        above.activations_out.put(parcel("F0"))  # type: ignore[union-attr]
+        above.activations_out.put(parcel("F0"))

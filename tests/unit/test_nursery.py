@@ -63,7 +63,7 @@ class Nursery:
             received = self.server.receive(LONG_S)
             assert received is not None
             is_it = isinstance(received.message, WorkerHello) and received.message.stage == stage
-            return received.message if is_it else None  # type: ignore[return-value]
+            return received.message if is_it else None
 
         return wait_until(hello, what="a hello", timeout_s=LONG_S, interval_s=0)
 

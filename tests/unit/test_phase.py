@@ -25,9 +25,7 @@ def test_hosts_whose_agents_have_not_reported_are_named() -> None:
 
 
 def test_with_all_agents_there_it_is_the_job_that_is_missing() -> None:
-    assert missing_in(Phase.GATHERING, fleet(agents=(0, 1))) == (
-        "the job: being loaded and cut",
-    )
+    assert missing_in(Phase.GATHERING, fleet(agents=(0, 1))) == ("the job: being loaded and cut",)
 
 
 def test_stages_that_are_being_built_are_named_with_what_they_do() -> None:

@@ -42,9 +42,7 @@ def test_a_run_goes_on_with_its_settings_and_its_id(run_dir: Path) -> None:
     assert Settings.from_dict(values) == replace(SETTINGS, run_dir=str(run_dir))
 
 
-def test_the_run_directory_may_have_moved(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_run_directory_may_have_moved(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run_dir.parent)
     values, _ = resumed_run(Path(run_dir.name), NOTHING)
     assert values["run_dir"] == str(run_dir)

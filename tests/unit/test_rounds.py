@@ -70,7 +70,9 @@ def file(stage: int, update: int) -> SnapshotFile:
 def plans(instructions: list[Instruction]) -> list[tuple[int, int]]:
     """Return the first update and the distance of every plan that is told."""
     return [
-        (m.first, m.every) for _, m in sent(instructions, SnapshotPlan) if isinstance(m, SnapshotPlan)
+        (m.first, m.every)
+        for _, m in sent(instructions, SnapshotPlan)
+        if isinstance(m, SnapshotPlan)
     ]
 
 

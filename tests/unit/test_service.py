@@ -222,7 +222,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
         run.close()
 
 
-
 @pytest.fixture
 def run(start: Start) -> Run:
     return start()

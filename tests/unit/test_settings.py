@@ -115,10 +115,8 @@ def test_micro_batches_need_the_synchronous_method(method: str) -> None:
 
 @pytest.mark.parametrize("counts", [(), (3,), (3, 5, 1), (8, 0), (3, "5"), (3, 5.0), (3, True)])
 def test_layer_counts_are_one_for_each_stage(counts: tuple[Any, ...]) -> None:
-    assert problems(partition=counts) == [
-        f"partition = {list(counts)}: must give a layer count of at least 1 for each of the 2 "
-        "stages"
-    ]
+    rule = "must give a layer count of at least 1 for each of the 2 stages"
+    assert problems(partition=counts) == [f"partition = {list(counts)}: {rule}"]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +155,8 @@ def test_the_method_decides_the_schedule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "repairs"), [({}, True), ({"max_restarts": 0}, False), ({"snapshot_every": 0}, False)]
+    ("changes", "repairs"),
+    [({}, True), ({"max_restarts": 0}, False), ({"snapshot_every": 0}, False)],
 )
 def test_workers_are_replaced_where_there_are_snapshots_and_restarts_left(
     changes: dict[str, int], *, repairs: bool
