@@ -169,9 +169,7 @@ def test_a_receiver_holds_its_window_and_then_the_sender_waits(
         for number in range(4):  # two are held there, two wait here
             pair.sender.put(parcel(f"F{number}", large))
         wait_until(lambda: pair.receiver.ready(op("F1")), what="F1")
-        with pytest.raises(
-            DeadlineError, match=r"stage 0 waited 2 s for stage 1 to take F2; see"
-        ):
+        with pytest.raises(DeadlineError, match=r"stage 0 waited 2 s for stage 1 to take F2; see"):
             pair.sender.put(parcel("F4", large))
         assert not pair.receiver.ready(op("F2"))
         for number in range(4):
