@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,17 @@ GONE_WITHIN_S = 15
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Launch:
-    """Return a run of three stages that trains and would not end by itself."""
+def running(tmp_path: Path) -> Iterator[Launch]:
+    """Yield a run of three stages that trains, repairs nothing, and would not end by itself."""
     job = write_job(tmp_path, ENDLESS)
-    started = launch(tmp_path / "run", "--stages", "3", "--lease", "5", job=job)
-    started.wait_for_batch(5)
-    return started
+    options = ("--stages", "3", "--lease", "5", "--max-restarts", "0")
+    started = launch(tmp_path / "run", *options, job=job)
+    try:
+        started.wait_for_batch(5)
+        yield started
+    finally:
+        started.process.kill()
+        started.process.communicate()
 
 
 def test_a_killed_launcher_takes_the_run_with_it(running: Launch) -> None:
@@ -124,7 +130,8 @@ class Broken(nn.Module):
         return x
 """
     )
-    run = launch(tmp_path / "run", "--stages", "3", job=write_job(tmp_path, broken))
+    options = ("--stages", "3", "--max-restarts", "0")
+    run = launch(tmp_path / "run", *options, job=write_job(tmp_path, broken))
     code, _, err = run.end()
     assert code == 1
     assert "stage 2" in err
