@@ -23,7 +23,7 @@ from waiting import wait_until
 
 from spectrain.protocol.errors import DeadlineError
 from spectrain.protocol.schedule import Kind, Op
-from spectrain.worker.boundary import tensors_of
+from spectrain.worker.boundary import Parcel, tensors_of
 from spectrain.worker.memory_stream import memory_pair
 from spectrain.worker.stream import ReceivingStream, SendingStream
 from spectrain.worker.stream_log import digest_of
@@ -195,6 +195,8 @@ def test_a_sender_whose_receiver_is_stopped_can_be_closed(tmp_path: Path, backen
         for number in range(3):
             sender.put(neighbours_parcel(number))
         receiver.process.send_signal(signal.SIGSTOP)
+        if backend == "socket":  # which holds some on its way, but not this much
+            sender.put(Parcel(Op.parse("F3"), torch.zeros(3 << 20), 1, 1))
         with pytest.raises(DeadlineError):
             sender.flush(timeout_s=0.3)
         sender.close()
