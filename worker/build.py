@@ -14,7 +14,7 @@ import torch
 
 from ..protocol.job import Job
 from ..protocol.settings import Settings
-from .methods import Method, method_named
+from .methods import METHODS, Method
 from .objective import Objective
 from .precision import dtype_of
 from .stage import Stage
@@ -59,7 +59,7 @@ def build_stage(
     layers = layers[first : first + layer_counts[index]]
     for _, layer in layers:
         layer.to(device)
-    method = method_named(settings.method)
+    method = METHODS[settings.method](index, len(layer_counts))
     dtype = dtype_of(settings.precision)
     weights = Weights(
         layers,

@@ -7,8 +7,7 @@ works on. One thread steps a loop; other threads may read its progress and call 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import islice
 from typing import Protocol
 
@@ -275,17 +274,17 @@ class Loop:
         if taken is None:
             return False
         parcel, targets = taken
-        with self._reading(op):
-            if self._streams.activations is not None and self._snapshots is not None:
-                self._snapshots.before_forward(op, self._streams.activations.number)
-            with self._watch.timed("forward_s"):
-                outputs = self._stage.forward(op, _value(parcel))
-                if targets is not None:
-                    share = parcel.samples / parcel.batch_samples
-                    score = self._stage.score(op, outputs, _value(targets), share)
-                    self._scoreboard.trained(score, parcel.samples)
-            # Before weights change: what is sent may be a view of a weight.
-            self._send(op, outputs, parcel)
+        self._read(op)
+        if self._streams.activations is not None and self._snapshots is not None:
+            self._snapshots.before_forward(op, self._streams.activations.number)
+        with self._watch.timed("forward_s"):
+            outputs = self._stage.forward(op, _value(parcel))
+            if targets is not None:
+                share = parcel.samples / parcel.batch_samples
+                score = self._stage.score(op, outputs, _value(targets), share)
+                self._scoreboard.trained(score, parcel.samples)
+        # Before weights change: what is sent may be a view of a weight.
+        self._send(op, outputs, parcel)
         return True
 
     def _backward(self, op: Op) -> bool:
@@ -298,14 +297,14 @@ class Loop:
             assert parcel is not None, f"{op} is owed by stage {stage.index + 1}"
             self._intake.took(parcel)
             gradients = parcel.value
-        with self._reading(op):
-            with self._watch.timed("backward_s"):
-                gradients = stage.backward(op, gradients)
-            # At once: a neighbour waits for it.
-            if streams.gradients_out is not None:
-                with self._watch.waiting("upstream", f"room for {op} to stage {stage.index - 1}"):
-                    streams.gradients_out.put(Parcel(op, gradients, fed.samples, fed.batch_samples))
-            self._weights.collect_gradients()
+        self._read(op)
+        with self._watch.timed("backward_s"):
+            gradients = stage.backward(op, gradients)
+        # At once: a neighbour waits for it.
+        if streams.gradients_out is not None:
+            with self._watch.waiting("upstream", f"room for {op} to stage {stage.index - 1}"):
+                streams.gradients_out.put(Parcel(op, gradients, fed.samples, fed.batch_samples))
+        self._weights.collect_gradients()
         return True
 
     def _update(self, op: Op) -> bool:
@@ -321,6 +320,7 @@ class Loop:
         if taken is None:
             return False
         parcel, targets = taken
+        self._weights.predict(0)
         with self._watch.timed("evaluate_s"):
             outputs = self._stage.evaluate(op, _value(parcel))
             if targets is not None:
@@ -358,15 +358,11 @@ class Loop:
         with self._watch.waiting("downstream", f"room for {op} to stage {self._stage.index + 1}"):
             activations.put(onward, number)
 
-    @contextmanager
-    def _reading(self, op: Op) -> Generator[None]:
-        """Let the body see the weights that the method chooses for ``op``."""
+    def _read(self, op: Op) -> None:
+        """Let the layers see the weights that the method chooses for ``op``."""
         with self._watch.timed("predict_s"):
-            self._method.prepare(self._weights, op, self._stage.index)
+            self._weights.predict(self._method.horizon(op, self._weights.version))
         self._staleness.record(op, self._weights.version)
-        yield
-        with self._watch.timed("predict_s"):
-            self._weights.restore()
 
 
 def _value(parcel: Parcel) -> Value:

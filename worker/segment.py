@@ -7,20 +7,23 @@ per tensor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Segment"]
+__all__ = ["Formula", "Segment"]
 
 _ALIGNMENT = 32
 """Elements. Parameters start where torch's own allocations would allow (64 bytes, also in bf16):
 kernels choose their path, and with it their rounding, by alignment."""
 
-_CHUNK = 1 << 20
-"""Elements cast at a time. Without it a cast needs a temporary as large as the segment."""
+_BLOCK = 1 << 17
+"""Elements that are worked on at a time where a formula makes several passes over them."""
+
+Formula: TypeAlias = Callable[..., object]
+"""Fills its first tensor from the others."""
 
 
 class Segment:
@@ -76,17 +79,28 @@ class Segment:
         if self.live is not self.clean:
             self.live.copy_(self.clean)
 
-    def predict(self, direction: Tensor, alpha: float) -> None:
-        """Make live values ``clean + alpha * direction``, computed in fp32 in one pass.
+    def rewrite(self, formula: Formula, *sources: Tensor, whole: bool = True) -> None:
+        """Make live values what ``formula`` makes of ``clean`` and ``sources``, elementwise.
 
         Args:
-            direction: fp32, laid out like ``clean``.
-            alpha: minus the number of updates to look ahead times the learning rate.
+            formula: fills its first argument, fp32, from the others: blocks of ``clean`` and of
+                each source. It may use what it fills as scratch space.
+            sources: fp32, laid out like ``clean``.
+            whole: whether one pass over memory is all it makes; else it is given blocks small
+                enough to stay in a CPU's cache between its passes.
         """
         assert self.live is not self.clean, "prediction would overwrite the clean weights"
-        if self.live.dtype == self.clean.dtype:
-            torch.add(self.clean, direction, alpha=alpha, out=self.live)
+        rounds = self.live.dtype != self.clean.dtype
+        if not rounds and (whole or self.live.is_cuda):
+            formula(self.live, self.clean, *sources)
             return
-        chunks = (flat.split(_CHUNK) for flat in (self.clean, direction, self.live))
-        for clean, step, live in zip(*chunks, strict=True):
-            live.copy_(torch.add(clean, step, alpha=alpha))
+        scratch = torch.empty(min(_BLOCK, self.clean.numel()) if rounds else 0)
+        scratch = scratch.to(self.clean.device)
+        blocks = (flat.split(_BLOCK) for flat in (self.live, self.clean, *sources))
+        for live, clean, *rest in zip(*blocks, strict=True):
+            if rounds:
+                ahead = scratch[: live.numel()]
+                formula(ahead, clean, *rest)
+                live.copy_(ahead)
+            else:
+                formula(live, clean, *rest)

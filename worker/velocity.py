@@ -1,4 +1,4 @@
-"""The direction in which the next update will move the weights, read from optimizer state.
+"""Where the next updates will move the weights, read from optimizer state.
 
 Prediction must use exactly the vector that the update multiplies by the learning rate. It is in
 the optimizer's state; ``param.grad`` is gone by the time it is needed. Nothing here changes a
@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ..protocol.errors import JobError
-from .segment import Segment
+from .segment import Formula, Segment
 
 __all__ = ["Velocity"]
 
 
 class Velocity:
-    """Direction of every segment, up to date with the optimizer's last step.
+    """Extrapolates every segment by the velocity of the optimizer's last step.
 
     State tensors (``momentum_buffer``, ``exp_avg``, ``exp_avg_sq``) are re-homed: each becomes a
     view of a flat buffer laid out like its segment. All of torch's variants (loop, foreach,
@@ -41,16 +41,17 @@ class Velocity:
         optimizer.register_step_post_hook(self._outdate)
         optimizer.register_load_state_dict_post_hook(self._outdate)
 
-    def direction(self, segment: Segment) -> Tensor | None:
-        """Return v such that the last update was ``-lr * v``, laid out like ``segment.clean``.
+    def extrapolate(self, segment: Segment, lrs: Sequence[float]) -> None:
+        """Make live values ``clean - sum(lrs) * v``, where the last update was ``-lr * v``.
 
-        Decoupled weight decay is left out: it is no part of v. The tensor is valid until the
-        optimizer's next step and must not be written to.
+        Decoupled weight decay is left out: it is no part of v. Before the first update there is
+        no velocity, and live values become the clean ones.
 
-        Returns:
-            fp32, or None before the first update: there is no velocity yet.
+        Args:
+            segment: one of those given at the start.
+            lrs: learning rates of the updates to look ahead, at least one.
         """
-        return self._homes[id(segment)].direction()
+        self._homes[id(segment)].extrapolate(lrs)
 
     def _outdate(self, *_: object) -> None:
         for home in self._homes.values():
@@ -66,25 +67,30 @@ class _Home:
         self._rule = rule
         self._flat: dict[str, Tensor] = {}
         self._views: dict[str, list[Tensor]] = {}
-        self._direction: Tensor | None = None
+        self._updates = 0.0
         self.outdated = True
 
-    def direction(self) -> Tensor | None:
+    def extrapolate(self, lrs: Sequence[float]) -> None:
         if self.outdated:
-            self._direction = self._read()
+            self._updates = self._read()
             self.outdated = False
-        return self._direction
+        segment, rule = self._segment, self._rule
+        if not self._updates:
+            segment.restore()
+            return
+        formula = rule.formula(segment.group, self._updates, math.fsum(lrs))
+        segment.rewrite(formula, *(self._flat[key] for key in rule.keys), whole=len(rule.keys) == 1)
 
-    def _read(self) -> Tensor | None:
+    def _read(self) -> float:
+        """Move new state in; return how many updates it has seen."""
         states = [self._optimizer.state.get(param) for param in self._segment.params]
         known = next((state for state in states if state), None)
         if known is None:
-            return None
+            return 0.0
         for key in self._rule.keys:
             self._move_in(key, states)
         # A tensor, on the device when the optimizer is fused: read once per update.
-        updates = float(known.get("step", 1))
-        return self._rule.direction(self._flat, self._segment.group, updates)
+        return float(known.get("step", 1))
 
     def _move_in(self, key: str, states: Sequence[dict[str, Any] | None]) -> None:
         if key not in self._flat:
@@ -98,7 +104,7 @@ class _Home:
 
 
 class _Rule(Protocol):
-    """How one family of optimizers makes its direction."""
+    """How one family of optimizers makes its velocity."""
 
     keys: tuple[str, ...]
 
@@ -106,10 +112,8 @@ class _Rule(Protocol):
         """Return what in ``group`` cannot be predicted, or None."""
         ...
 
-    def direction(
-        self, state: dict[str, Tensor], group: Mapping[str, Any], updates: float
-    ) -> Tensor:
-        """Return the flat direction, given flat state; scratch space may be kept in ``state``."""
+    def formula(self, group: Mapping[str, Any], updates: float, distance: float) -> Formula:
+        """Return what makes ``clean - distance * v`` of clean weights and the state of ``keys``."""
         ...
 
 
@@ -123,17 +127,20 @@ class _Momentum:
             return "momentum = 0"
         return next((f"{name} = True" for name in ("nesterov", "maximize") if group[name]), None)
 
-    def direction(
-        self, state: dict[str, Tensor], group: Mapping[str, Any], updates: float
-    ) -> Tensor:
+    def formula(self, group: Mapping[str, Any], updates: float, distance: float) -> Formula:
         del group, updates
-        return state["momentum_buffer"]
+
+        def ahead(live: Tensor, clean: Tensor, velocity: Tensor) -> None:
+            torch.add(clean, velocity, alpha=-distance, out=live)
+
+        return ahead
 
 
 class _AdaptiveMoments:
     """Adam, AdamW: ``v = m^ / (sqrt(v^) + eps)`` with both bias corrections of the last update.
 
-    All parameters of a group are taken to have had equally many updates.
+    The corrections of the second moment go into eps and the factor, so that three passes do. All
+    parameters of a group are taken to have had equally many updates.
     """
 
     keys: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
@@ -141,16 +148,17 @@ class _AdaptiveMoments:
     def refusal(self, group: Mapping[str, Any]) -> str | None:
         return next((f"{name} = True" for name in ("amsgrad", "maximize") if group[name]), None)
 
-    def direction(
-        self, state: dict[str, Tensor], group: Mapping[str, Any], updates: float
-    ) -> Tensor:
+    def formula(self, group: Mapping[str, Any], updates: float, distance: float) -> Formula:
         beta1, beta2 = map(float, group["betas"])
-        mean, square = state["exp_avg"], state["exp_avg_sq"]
-        direction = state.setdefault("direction", torch.empty_like(mean))
-        torch.sqrt(square, out=direction)
-        direction.div_(math.sqrt(1 - beta2**updates)).add_(float(group["eps"]))
-        torch.div(mean, direction, out=direction)
-        return direction.div_(1 - beta1**updates)
+        root = math.sqrt(1 - beta2**updates)
+        eps, factor = float(group["eps"]) * root, -distance * root / (1 - beta1**updates)
+
+        def ahead(live: Tensor, clean: Tensor, mean: Tensor, square: Tensor) -> None:
+            torch.sqrt(square, out=live)
+            live.add_(eps)
+            torch.addcdiv(clean, mean, live, value=factor, out=live)
+
+        return ahead
 
 
 _RULES: Mapping[type[Optimizer], _Rule] = {

@@ -1,8 +1,9 @@
 """Clean and live weights of one stage. Knows neither schedule nor method nor streams.
 
-The optimizer owns the *clean* weights. Layers read the *live* ones, which equal the clean ones at
-all times except inside an op that asked for a prediction. A prediction is always computed from
-the clean weights and never undone by arithmetic: ``a - x + x`` is not ``a`` in floating point.
+The optimizer owns the *clean* weights. Layers read the *live* ones, which are what the last
+``predict`` made of the clean ones: whoever lets layers run says first what they are to read. It
+is always computed from the clean weights and never undone, neither by arithmetic (``a - x + x``
+is not ``a`` in floating point) nor by a copy that nobody would read.
 
 Live parameters are the model's own ``nn.Parameter`` objects with their data moved into flat
 memory. Writing to that memory does not count as an in-place change of the parameter, so a
@@ -57,8 +58,8 @@ class Weights:
                 each group was built with.
             live_dtype: what layers compute in, fp32 or bf16. Clean weights and optimizer state
                 are fp32 in any case.
-            predicts: whether ``predict`` will be called. Without it, and in fp32, clean and live
-                weights share memory.
+            predicts: whether ``predict`` will be called for more than the newest weights. Without
+                it, and in fp32, clean and live weights share memory.
 
         Raises:
             JobError: a trainable parameter is not fp32, or ``predicts`` and the optimizer's next
@@ -67,7 +68,7 @@ class Weights:
         self._layers = tuple(layers)
         self._lr_schedule = lr_schedule
         self._version = 0
-        self._predicted = False
+        self._shown: int | None = 0  # updates that live weights look ahead; None: nobody can tell
         self._trainable = _clean_copies(self._layers)
         # An optimizer may not be empty, and the learning rate is of interest in any case.
         params = list(self._trainable.values()) or [nn.Parameter(torch.zeros(0))]
@@ -113,28 +114,24 @@ class Weights:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def predict(self, horizon: int) -> None:
-        """Make live weights those expected ``horizon`` updates from now, until ``restore``.
+        """Make live weights those expected ``horizon`` updates from now.
 
         SpecTrain's rule (arXiv 1809.02839): ``W^ = W - s * lr * v`` with s the horizon and v what
         the optimizer multiplies by lr. Before the first update there is no v, and W^ is W.
 
         Args:
-            horizon: s, at least 0; 0 leaves the live weights equal to the clean ones.
+            horizon: s, at least 0; 0 makes live weights equal to the clean ones.
         """
-        assert self._velocity is not None, "these weights were built without prediction"
         assert horizon >= 0, f"cannot look {-horizon} updates back"
-        if horizon == 0:
+        if horizon == self._shown:
             return
         for segment in self._segments:
-            direction = self._velocity.direction(segment)
-            if direction is not None:
-                self._predicted = True
-                segment.predict(direction, -horizon * float(segment.group["lr"]))
-
-    def restore(self) -> None:
-        """Make live weights equal to the clean ones again, if a prediction changed them."""
-        if self._predicted:
-            self._restore()
+            if horizon == 0:
+                segment.restore()
+            else:
+                assert self._velocity is not None, "these weights were built without prediction"
+                self._velocity.extrapolate(segment, [float(segment.group["lr"])] * horizon)
+        self._shown = horizon
 
     def collect_gradients(self) -> None:
         """Take over what a backward left at the live parameters; it adds up until ``step``.
@@ -151,13 +148,15 @@ class Weights:
                 live.grad = None
 
     def step(self) -> None:
-        """Do one update of the clean weights with the collected gradients, then drop these."""
-        assert not self._predicted, "live weights must be restored before an update"
+        """Do one update of the clean weights with the collected gradients, then drop these.
+
+        Live weights are out of date until the next ``predict``.
+        """
         self.optimizer.step()
         for live, clean in self._trainable.items():
             live.grad = clean.grad = None
         self._version += 1
-        self._restore()
+        self._shown = None
         self._set_lr()
 
     @property
@@ -188,7 +187,7 @@ class Weights:
         for segment, values in zip(self._segments, clean, strict=True):
             segment.group = groups[id(segment.params[0])]  # loading made new ones
             segment.clean.copy_(values)
-        self._restore()
+        self._shown = None
 
     def show(self, live: Sequence[Tensor]) -> None:
         """Make live weights what ``live`` had once; ``resume`` has to follow.
@@ -197,6 +196,7 @@ class Weights:
         """
         for segment, values in zip(self._segments, live, strict=True):
             segment.live.copy_(values)
+        self._shown = None
 
     def clean_state(self) -> dict[str, Tensor]:
         """Return clean parameters and buffers under the keys of the model's ``state_dict``.
@@ -212,11 +212,6 @@ class Weights:
                     lowered = clean.dtype == torch.bfloat16
                     state[f"{name}.{key}"] = clean.float() if lowered else clean
         return state
-
-    def _restore(self) -> None:
-        for segment in self._segments:
-            segment.restore()
-        self._predicted = False
 
     def _set_lr(self) -> None:
         if self._lr_schedule is None:

@@ -68,10 +68,11 @@ def test_live_equals_clean_after_any_predictions_and_updates(
     for horizon in calls:
         weights.predict(horizon)
         bag.loss().backward()
-        weights.restore()
+        weights.predict(0)
         weights.collect_gradients()
         if horizon % 2:
             weights.step()
+        weights.predict(0)
         clean = weights.clean_state()
         for name, live in bag.state_dict().items():
             assert torch.equal(live, clean[f"0.{name}"].to(dtype))
@@ -87,13 +88,14 @@ def test_predictions_do_not_change_what_the_optimizer_does(
     plain_optimizer = optimizer(list(plain.parameters()))
     for horizon in calls:
         weights.predict(horizon)
-        weights.restore()
+        weights.predict(0)
         for model in (bag, plain):
             model.loss().backward()
         weights.collect_gradients()
         weights.step()
         plain_optimizer.step()
         plain_optimizer.zero_grad()
+    weights.predict(0)
     assert_same_bits(bag.state_dict(), plain.state_dict())
 
 
@@ -128,6 +130,7 @@ def test_momentum_prediction_is_last_delta_extrapolation(
         bag.loss().backward()
         weights.collect_gradients()
         weights.step()
+        weights.predict(0)
     current = {name: tensor.clone() for name, tensor in bag.state_dict().items()}
     weights.predict(horizon)
     for name, live in bag.state_dict().items():

@@ -4,83 +4,59 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pipelines import assert_same_bits, mlp, sgd
+from pipelines import sgd
 from torch import nn
 
 from spectrain.protocol.schedule import Kind, Op, Schedule, Work, stage_ops
 from spectrain.protocol.settings import METHODS
-from spectrain.worker.methods import method_named
+from spectrain.protocol.staleness import with_versions
+from spectrain.worker import methods
+from spectrain.worker.methods.spectrain import SpecTrain
 from spectrain.worker.weights import Weights
 
 
-class Recorder(Weights):
-    """Weights that remember how far ahead they were asked to look."""
-
-    def __init__(self, updates: int = 0) -> None:
-        self.model = mlp()
-        self.horizons: list[int] = []
-        super().__init__(list(self.model.named_children()), sgd(), predicts=True)
-        for _ in range(updates):
-            self.model(torch.ones(1, 5)).sum().backward()
-            self.collect_gradients()
-            self.step()
-
-    def predict(self, horizon: int) -> None:
-        self.horizons.append(horizon)
-        super().predict(horizon)
-
-
 def test_every_method_of_the_settings_exists_under_its_name() -> None:
-    assert {method_named(name).name for name in METHODS} == set(METHODS)
-
-
-def test_an_unknown_method_is_no_method() -> None:
-    with pytest.raises(KeyError):
-        method_named("oracle")
+    assert set(methods.METHODS) == set(METHODS)
 
 
 def test_only_spectrain_predicts() -> None:
-    assert {name for name in METHODS if method_named(name).predicts} == {"spectrain"}
+    assert {name for name, method in methods.METHODS.items() if method(0, 4).predicts} == {
+        "spectrain"
+    }
 
 
 @pytest.mark.parametrize("name", ["vanilla", "sync"])
 @pytest.mark.parametrize("op", ["F9", "B9"])
-def test_vanilla_and_sync_read_clean_weights(name: str, op: str) -> None:
-    weights = Recorder(updates=2)
-    method_named(name).prepare(weights, Op.parse(op), 3)
-    assert weights.horizons == []
-    assert_same_bits(weights.model.state_dict(), weights.clean_state())
+def test_vanilla_and_sync_read_the_newest_weights(name: str, op: str) -> None:
+    assert methods.METHODS[name](3, 8).horizon(Op.parse(op), 2) == 0
 
 
-def test_spectrain_reads_predicted_weights() -> None:
-    weights = Recorder(updates=2)
-    method_named("spectrain").prepare(weights, Op.parse("F5"), 2)
-    expected = {
-        name: clean - 4 * 0.1 * weights.optimizer.state[param]["momentum_buffer"]
-        for (name, clean), param in zip(
-            weights.clean_state().items(), weights.optimizer.param_groups[0]["params"], strict=True
-        )
-    }
-    assert weights.horizons == [4]  # 5 - 2 updates until its own, and 2 // 2 beyond
-    for name, param in weights.model.named_parameters():
-        torch.testing.assert_close(param.detach(), expected[name])
+def test_spectrain_counts_the_updates_until_its_own_and_half_the_stages_before() -> None:
+    assert SpecTrain(2, 8).horizon(Op.parse("F5"), 2) == 5 - 2 + 2 // 2
+
+
+@pytest.mark.parametrize("stages", range(1, 9))
+def test_spectrain_says_whether_a_stage_ever_looks_ahead(stages: int) -> None:
+    work = Work(train_batches=3 * stages, epoch_batches=3 * stages)
+    for stage in range(stages):
+        method = SpecTrain(stage, stages)
+        ops = with_versions(stage_ops(Schedule.ASYNCHRONOUS, stage, stages, work))
+        reads = [(op, version) for op, version in ops if op.kind is not Kind.UPDATE]
+        assert method.predicts == any(method.horizon(op, version) for op, version in reads)
 
 
 @pytest.mark.parametrize("stages", range(1, 17))
 def test_spectrain_looks_as_far_ahead_as_the_paper_in_steady_state(stages: int) -> None:
-    method = method_named("spectrain")
+    work = Work(train_batches=3 * stages, epoch_batches=3 * stages)
     for stage in range(stages):
-        weights = Recorder()
-        work = Work(train_batches=3 * stages, epoch_batches=3 * stages)
-        for op in stage_ops(Schedule.ASYNCHRONOUS, stage, stages, work):
-            if op.kind is Kind.UPDATE:
-                weights.step()
-            elif op.batch >= stages:  # the pipeline is full
-                method.prepare(weights, op, stage)
-                forward = stage // 2 + stages - stage - 1
-                expected = forward if op.kind is Kind.FORWARD else stage // 2
-                assert weights.horizons.pop() == expected, f"{op} on stage {stage} of {stages}"
-                weights.restore()
+        method = SpecTrain(stage, stages)
+        expected = {
+            Kind.FORWARD: stage // 2 + stages - stage - 1,
+            Kind.BACKWARD: stage // 2,
+        }
+        for op, version in with_versions(stage_ops(Schedule.ASYNCHRONOUS, stage, stages, work)):
+            if op.kind in expected and op.batch >= stages:  # the pipeline is full
+                assert method.horizon(op, version) == expected[op.kind], f"{op} on stage {stage}"
 
 
 def test_prediction_leaves_buffers_alone() -> None:
@@ -90,5 +66,5 @@ def test_prediction_leaves_buffers_alone() -> None:
     weights.collect_gradients()
     weights.step()
     mean = model[0].running_mean.clone()
-    method_named("spectrain").prepare(weights, Op.parse("F9"), 1)
+    weights.predict(SpecTrain(1, 4).horizon(Op.parse("F9"), weights.version))
     assert torch.equal(model[0].running_mean, mean)

@@ -25,9 +25,11 @@ def make(model: nn.Sequential, optimizer: Any = None, **options: Any) -> Weights
 def train_once(model: nn.Sequential, weights: Weights, *, scale: float = 1.0) -> None:
     width = next(model.parameters()).shape[1]
     dtype = next(model.parameters()).dtype
+    weights.predict(0)
     model(torch.full((2, width), scale, dtype=dtype)).pow(2).sum().backward()
     weights.collect_gradients()
     weights.step()
+    weights.predict(0)
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:
@@ -116,7 +118,7 @@ def test_restore_brings_the_clean_bits_back() -> None:
     clean = snapshot(model)
     weights.predict(2)
     assert not torch.equal(model.get_parameter("0.weight"), clean["0.weight"])
-    weights.restore()
+    weights.predict(0)
     assert_same_bits(model.state_dict(), clean)
 
 
@@ -142,13 +144,29 @@ def test_a_negative_horizon_is_our_mistake() -> None:
         make(mlp(), predicts=True).predict(-3)
 
 
-def test_an_update_on_predicted_weights_is_our_mistake() -> None:
+def test_after_an_update_live_weights_wait_for_the_next_prediction() -> None:
     model = mlp()
     weights = make(model, predicts=True)
     train_once(model, weights)
     weights.predict(1)
-    with pytest.raises(AssertionError, match="restored before an update"):
-        weights.step()
+    before = snapshot(model)
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    weights.collect_gradients()
+    weights.step()
+    assert_same_bits(model.state_dict(), before)
+    weights.predict(1)
+    assert not torch.equal(model.get_parameter("0.weight"), before["0.weight"])
+
+
+def test_what_is_shown_already_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mlp()
+    weights = make(model, predicts=True)
+    train_once(model, weights)
+    weights.predict(2)
+    monkeypatch.setattr(Segment, "rewrite", None)
+    monkeypatch.setattr(Segment, "restore", None)
+    weights.predict(2)
 
 
 def test_steps_equal_those_of_a_plain_optimizer_bitwise() -> None:
@@ -158,7 +176,7 @@ def test_steps_equal_those_of_a_plain_optimizer_bitwise() -> None:
     optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01)
     for step in range(4):
         weights.predict(step)
-        weights.restore()
+        weights.predict(0)
         train_once(model, weights, scale=step)
         optimizer.zero_grad()
         plain(torch.full((2, 5), float(step))).pow(2).sum().backward()
@@ -313,11 +331,11 @@ def test_a_bf16_prediction_is_computed_in_fp32_and_rounded_once() -> None:
 
 
 def test_a_cast_in_chunks_equals_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spectrain.worker.segment._CHUNK", 24)
+    monkeypatch.setattr("spectrain.worker.segment._BLOCK", 24)
     param = nn.Parameter(torch.randn(100))
     segment = Segment({}, [param], live_dtype=torch.bfloat16, shared=False)
     direction = torch.randn(segment.clean.shape)
-    segment.predict(direction, -0.3)
+    segment.rewrite(lambda out, w, v: torch.add(w, v, alpha=-0.3, out=out), direction)
     expected = torch.add(segment.clean, direction, alpha=-0.3).bfloat16()
     assert torch.equal(segment.live, expected)
 
@@ -325,7 +343,7 @@ def test_a_cast_in_chunks_equals_one_pass(monkeypatch: pytest.MonkeyPatch) -> No
 def test_predicting_into_shared_memory_is_our_mistake() -> None:
     segment = Segment({}, [nn.Parameter(torch.ones(3))], live_dtype=torch.float32, shared=True)
     with pytest.raises(AssertionError, match="overwrite"):
-        segment.predict(torch.ones_like(segment.clean), 1.0)
+        segment.rewrite(torch.ones_like)
 
 
 def test_batch_norm_stays_fp32_among_bf16_layers() -> None:
@@ -342,11 +360,12 @@ def test_a_mixed_stage_predicts_both_types() -> None:
     model(torch.randn(8, 4, dtype=torch.bfloat16)).pow(3).sum().backward()
     weights.collect_gradients()
     weights.step()
+    weights.predict(0)
     clean = snapshot(model)
     weights.predict(10)
     assert not torch.equal(model[0].weight, clean["0.weight"])
     assert not torch.equal(model[1].bias, clean["1.bias"])
-    weights.restore()
+    weights.predict(0)
     assert_same_bits(model.state_dict(), clean)
 
 

@@ -6,20 +6,18 @@ small file each; their names and schedules stand in ``protocol.settings.METHODS`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from .base import Method
 from .spectrain import SpecTrain
 from .sync import Sync
 from .vanilla import Vanilla
 
-__all__ = ["Method", "method_named"]
+__all__ = ["METHODS", "Method"]
 
-_METHODS: tuple[Method, ...] = (SpecTrain(), Vanilla(), Sync())
-
-
-def method_named(name: str) -> Method:
-    """Return the method that ``METHODS`` has under ``name``.
-
-    Raises:
-        KeyError: there is none; settings have been checked for that long before.
-    """
-    return {method.name: method for method in _METHODS}[name]
+METHODS: Mapping[str, type[Method]] = {
+    "spectrain": SpecTrain,
+    "vanilla": Vanilla,
+    "sync": Sync,
+}
+"""Every method, by its name in ``protocol.settings.METHODS``."""

@@ -5,30 +5,30 @@ from __future__ import annotations
 from typing import Protocol
 
 from ...protocol.schedule import Op
-from ..weights import Weights
 
 __all__ = ["Method"]
 
 
 class Method(Protocol):
-    """Decides which weights the layers read in a forward and in a backward."""
+    """Decides which weights the layers of one stage read in a forward and in a backward.
 
-    @property
-    def name(self) -> str:
-        """A key of ``METHODS``."""
-        ...
+    Args:
+        stage: k, from 0 at the input side.
+        stages: N.
+    """
+
+    def __init__(self, stage: int, stages: int) -> None: ...
 
     @property
     def predicts(self) -> bool:
-        """Whether it asks for predicted weights, which not every optimizer allows."""
+        """Whether it ever asks for predicted weights, which not every optimizer allows."""
         ...
 
-    def prepare(self, weights: Weights, op: Op, stage: int) -> None:
-        """Make the live weights those that ``op`` should read; the caller restores them after it.
+    def horizon(self, op: Op, version: int) -> int:
+        """Return how many updates ahead of the newest weights ``op`` should read; 0: these.
 
         Args:
-            weights: the stage's, with live weights equal to clean ones.
             op: a forward or a backward that is about to run.
-            stage: k, from 0 at the input side.
+            version: updates that the stage's weights have seen.
         """
         ...

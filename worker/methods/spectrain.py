@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from ...protocol.schedule import Op
 from ...protocol.staleness import horizon
-from ..weights import Weights
 
 __all__ = ["SpecTrain"]
 
@@ -16,9 +15,10 @@ __all__ = ["SpecTrain"]
 class SpecTrain:
     """Forward and backward read ``W - s * lr * v``, each with its own s."""
 
-    name = "spectrain"
-    predicts = True
+    def __init__(self, stage: int, stages: int) -> None:
+        self._stage = stage
+        self.predicts = stages - 1 - stage + stage // 2 > 0
 
-    def prepare(self, weights: Weights, op: Op, stage: int) -> None:
-        """Predict the live weights as far ahead as ``op`` needs."""
-        weights.predict(horizon(op, weights.version, stage))
+    def horizon(self, op: Op, version: int) -> int:
+        """Look ahead as far as ``op`` needs."""
+        return horizon(op, version, self._stage)

@@ -6,17 +6,10 @@ these are the same in all its forwards and backwards.
 
 from __future__ import annotations
 
-from ...protocol.schedule import Op
-from ..weights import Weights
+from .vanilla import Vanilla
 
 __all__ = ["Sync"]
 
 
-class Sync:
-    """Forward and backward read clean weights; nothing is in flight across an update."""
-
-    name = "sync"
-    predicts = False
-
-    def prepare(self, weights: Weights, op: Op, stage: int) -> None:
-        """Leave the live weights as they are."""
+class Sync(Vanilla):
+    """Forward and backward read the newest weights; nothing is in flight across an update."""

@@ -7,16 +7,19 @@ stage. This is what the other methods are compared with.
 from __future__ import annotations
 
 from ...protocol.schedule import Op
-from ..weights import Weights
 
 __all__ = ["Vanilla"]
 
 
 class Vanilla:
-    """Forward and backward read clean weights."""
+    """Forward and backward read the newest weights."""
 
-    name = "vanilla"
     predicts = False
 
-    def prepare(self, weights: Weights, op: Op, stage: int) -> None:
-        """Leave the live weights as they are."""
+    def __init__(self, stage: int, stages: int) -> None:
+        del stage, stages
+
+    def horizon(self, op: Op, version: int) -> int:
+        """Look ahead not at all."""
+        del op, version
+        return 0
