@@ -41,11 +41,7 @@ class Snapshots(Protocol):
 
 
 class Loop:
-    """One stage at work.
-
-    Attributes:
-        last_op: text of the newest finished op; empty before the first.
-    """
+    """One stage at work."""
 
     def __init__(
         self,
@@ -92,7 +88,16 @@ class Loop:
         self._ops = stage_ops(schedule, stage.index, stage.stages, work)
         self._next = next(self._ops, None)
         self._watch = Stopwatch(clock)
-        self.last_op = ""
+        self._from_upstream = f"{{}} from stage {stage.index - 1}"
+        self._to_upstream = f"room for {{}} to stage {stage.index - 1}"
+        self._from_downstream = f"{{}} from stage {stage.index + 1}"
+        self._to_downstream = f"room for {{}} to stage {stage.index + 1}"
+        self._last: Op | None = None
+
+    @property
+    def last_op(self) -> str:
+        """Text of the newest finished op; empty before the first."""
+        return "" if self._last is None else str(self._last)
 
     @property
     def current_op(self) -> str:
@@ -141,7 +146,7 @@ class Loop:
         The stage, its weights and the streams' numbers become those of the snapshot. The first
         steps run the forwards again that were in flight.
         """
-        assert not self.last_op, f"resumed after {self.last_op}"
+        assert self._last is None, f"resumed after {self._last}"
         position = snapshot.position
         self._staleness = StalenessCounter(position.staleness)
         self._intake.resume(position, self._work)
@@ -155,7 +160,7 @@ class Loop:
         )
         self._rebuild = Rebuild(snapshot, self._stage, self._weights)
         self._list_ops()
-        self.last_op = str(Op(Kind.UPDATE, position.update - 1))
+        self._last = Op(Kind.UPDATE, position.update - 1)
 
     def run(self) -> None:
         """Execute the list to its end."""
@@ -174,7 +179,7 @@ class Loop:
         if op is None:
             return False
         if self._execute(op):
-            self.last_op = str(op)
+            self._last = op
             self._since_update = 0 if op.kind is Kind.UPDATE else self._since_update + 1
             self._next = next(self._ops, None)
             if op.kind is Kind.UPDATE and self._snapshots is not None:
@@ -292,7 +297,7 @@ class Loop:
         fed = self._intake.finish(op)
         gradients: Value | None = None
         if streams.gradients_in is not None:
-            with self._watch.waiting("downstream", f"{op} from stage {stage.index + 1}"):
+            with self._watch.waiting("downstream", self._from_downstream, op):
                 parcel = streams.gradients_in.take(op)
             assert parcel is not None, f"{op} is owed by stage {stage.index + 1}"
             self._intake.took(parcel)
@@ -302,7 +307,7 @@ class Loop:
             gradients = stage.backward(op, gradients)
         # At once: a neighbour waits for it.
         if streams.gradients_out is not None:
-            with self._watch.waiting("upstream", f"room for {op} to stage {stage.index - 1}"):
+            with self._watch.waiting("upstream", self._to_upstream, op):
                 streams.gradients_out.put(Parcel(op, gradients, fed.samples, fed.batch_samples))
         self._weights.collect_gradients()
         return True
@@ -320,8 +325,8 @@ class Loop:
         if taken is None:
             return False
         parcel, targets = taken
-        self._weights.predict(0)
         with self._watch.timed("evaluate_s"):
+            self._weights.predict(0)
             outputs = self._stage.evaluate(op, _value(parcel))
             if targets is not None:
                 score = self._stage.score(op, outputs, _value(targets))
@@ -333,19 +338,20 @@ class Loop:
         """Wait for a forward's input and, on the last stage, its targets."""
         stage, streams = self._stage, self._streams
         if stage.is_first:
-            with self._watch.waiting("feed", f"inputs of {op}"):
+            with self._watch.waiting("feed", "inputs of {}", op):
                 parcel = streams.inputs.take(op)
         else:
-            with self._watch.waiting("upstream", f"{op} from stage {stage.index - 1}"):
+            with self._watch.waiting("upstream", self._from_upstream, op):
                 parcel = streams.inputs.take(op)
         targets: Parcel | None = None
         if parcel is not None and streams.targets is not None:
-            with self._watch.waiting("feed", f"targets of {op}"):
+            with self._watch.waiting("feed", "targets of {}", op):
                 targets = streams.targets.take(op)
         if parcel is None or (targets is None and streams.targets is not None):
             return None
-        sizes = {(part.op, part.samples, part.batch_samples) for part in (parcel, targets) if part}
-        assert len(sizes) == 1, f"inputs and targets do not belong together: {sizes}"
+        if targets is not None:
+            sizes = {(part.op, part.samples, part.batch_samples) for part in (parcel, targets)}
+            assert len(sizes) == 1, f"inputs and targets do not belong together: {sizes}"
         self._intake.took(parcel)
         return parcel, targets
 
@@ -355,7 +361,7 @@ class Loop:
         if activations is None:
             return
         onward = Parcel(op, outputs, parcel.samples, parcel.batch_samples)
-        with self._watch.waiting("downstream", f"room for {op} to stage {self._stage.index + 1}"):
+        with self._watch.waiting("downstream", self._to_downstream, op):
             activations.put(onward, number)
 
     def _read(self, op: Op) -> None:

@@ -156,8 +156,11 @@ class Stage:
             gradients = torch.ones_like(tensors_of(batch.outputs)[0])  # d loss / d loss
         roots, seeds = _differentiable(batch.outputs, gradients)
         if roots:
-            with self._explained(op, "the backward pass", batch.inputs):
+            try:
                 torch.autograd.backward(roots, seeds)
+            except Exception as error:
+                self._explain(error, op, "the backward pass", batch.inputs)
+                raise
         return None if self.is_first else gradients_of(batch.inputs)
 
     def evaluate(self, op: Op, value: Value) -> Value:
@@ -182,8 +185,13 @@ class Stage:
         assert self._objective is not None, f"stage {self.index} is not the last"
         targets = self._on_device(targets)
         trains = op.kind is Kind.FORWARD
-        with torch.set_grad_enabled(trains), self._explained(op, "the loss or metrics", outputs):
-            loss, score = self._objective(outputs, targets, where=f"at {op} on stage {self.index}")
+        try:
+            with torch.set_grad_enabled(trains):
+                where = f"at {op} on stage {self.index}"
+                loss, score = self._objective(outputs, targets, where=where)
+        except Exception as error:
+            self._explain(error, op, "the loss or metrics", outputs)
+            raise
         if trains:
             self._in_flight[op.batch, op.micro].outputs = loss if share == 1 else loss * share
         return score
@@ -212,20 +220,18 @@ class Stage:
         name = ""
         for index, (name, layer) in enumerate(self._layers, start=self._first_layer):
             seed_generators(layer_seed(self._seed, index, op), self._device)
-            with self._explained(op, f"layer {name}", value):
+            try:
                 value = layer(value)
+            except Exception as error:
+                self._explain(error, op, f"layer {name}", value)
+                raise
         return check_value(value, f"layer {name}")
 
-    @contextmanager
-    def _explained(self, op: Op, where: str, value: object) -> Generator[None]:
-        """Add a note to whatever the user's code raises; type and traceback stay theirs."""
-        try:
-            yield
-        except Exception as error:
-            note = f"in {where} of stage {self.index} at {op}, given {_shapes(value)}"
-            # What add_note() does, which Python 3.10 lacks.
-            error.__dict__.setdefault("__notes__", []).append(note)
-            raise
+    def _explain(self, error: Exception, op: Op, where: str, value: object) -> None:
+        """Add a note to what the user's code raised; type and traceback stay theirs."""
+        note = f"in {where} of stage {self.index} at {op}, given {_shapes(value)}"
+        # What add_note() does, which Python 3.10 lacks.
+        error.__dict__.setdefault("__notes__", []).append(note)
 
 
 class _Door(torch.autograd.Function):

@@ -1,10 +1,15 @@
-"""Where a loop's time goes, and what it waits for right now. Measures; decides nothing."""
+"""Where a loop's time goes, and what it waits for right now. Measures; decides nothing.
+
+It is asked a dozen times per mini-batch: laps are made once, and texts only for who wants to read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from types import TracebackType
+
+from ..protocol.schedule import Op
 
 __all__ = ["Stopwatch", "Times"]
 
@@ -24,40 +29,88 @@ class Times:
 
 
 class Stopwatch:
-    """Books time by activity. One thread uses it; others may read its attributes.
+    """Books time by activity. One thread uses it; others may read its properties.
 
-    Attributes:
-        times: booked so far. What fails is not booked.
-        waiting_for: the wait that goes on right now, or the one that failed; else empty.
+    Args:
+        clock: monotonic, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Start at zero.
+        self._laps = {field.name: _Lap(clock) for field in fields(Times)}
+        self._waits = {
+            whom: _Wait(self._laps[f"wait_{whom}_s"]) for whom in ("upstream", "downstream", "feed")
+        }
 
-        Args:
-            clock: monotonic, in seconds.
-        """
-        self._clock = clock
-        self.times = Times()
-        self.waiting_for = ""
+    @property
+    def times(self) -> Times:
+        """Booked so far. What fails is not booked."""
+        return Times(**{name: lap.seconds for name, lap in self._laps.items()})
 
-    @contextmanager
-    def timed(self, activity: str) -> Generator[None]:
-        """Book the time of the body under ``activity``, a field of ``Times``."""
-        start = self._clock()
-        yield
-        seconds = getattr(self.times, activity) + self._clock() - start
-        setattr(self.times, activity, seconds)
+    @property
+    def waiting_for(self) -> str:
+        """The wait that goes on right now, or the one that failed; else empty."""
+        texts = (wait.text for wait in self._waits.values())
+        return next((text for text in texts if text), "")
 
-    @contextmanager
-    def waiting(self, whom: str, what: str) -> Generator[None]:
-        """Book the body as a wait.
+    def timed(self, activity: str) -> _Lap:
+        """Book the time of a ``with`` body under ``activity``, a field of ``Times``."""
+        return self._laps[activity]
+
+    def waiting(self, whom: str, what: str, op: Op) -> _Wait:
+        """Book the body of a ``with`` as a wait.
 
         Args:
             whom: "upstream", "downstream" or "feed".
-            what: for people, such as "F17 from stage 0".
+            what: for people, with a place for the op, such as "{} from stage 0".
+            op: that waits.
         """
-        self.waiting_for = what
-        with self.timed(f"wait_{whom}_s"):
-            yield
-        self.waiting_for = ""
+        wait = self._waits[whom]
+        wait.what = what, op
+        return wait
+
+
+class _Lap:
+    """Sums up the time of bodies that end well."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.seconds = 0.0
+        self._clock = clock
+        self._start = 0.0
+
+    def __enter__(self) -> None:
+        self._start = self._clock()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.seconds += self._clock() - self._start
+
+
+class _Wait:
+    """A lap that can tell what is waited for."""
+
+    def __init__(self, lap: _Lap) -> None:
+        self.what: tuple[str, Op] | None = None
+        self._lap = lap
+
+    @property
+    def text(self) -> str:
+        what = self.what  # once: the loop may be done waiting any time
+        return what[0].format(what[1]) if what is not None else ""
+
+    def __enter__(self) -> None:
+        self._lap.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._lap.__exit__(kind, error, traceback)
+        if kind is None:
+            self.what = None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -97,7 +98,7 @@ def alone(batches: int = 3, *, inputs: Source | None = None, targets: Source | N
     )  # fmt: skip
 
 
-def middle(**streams: Any) -> Loop:
+def middle(clock: Callable[[], float] = time.monotonic, **streams: Any) -> Loop:
     """Return the loop of stage 1 of 3, each stream in memory unless given."""
     parts = part(1, 3)
     ends: dict[str, Any] = {
@@ -106,7 +107,7 @@ def middle(**streams: Any) -> Loop:
     }  # fmt: skip
     return Loop(
         parts.stage, parts.weights, parts.method, Streams(**{**ends, **streams}),
-        schedule=Schedule.ASYNCHRONOUS, work=work(),
+        schedule=Schedule.ASYNCHRONOUS, work=work(), clock=clock,
     )  # fmt: skip
 
 
@@ -231,22 +232,42 @@ def test_targets_of_other_samples_are_never_used() -> None:
 # -- weights --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["spectrain", "vanilla", "sync"])
 @pytest.mark.parametrize("optimizer", [sgd(), adamw()])
-def test_live_weights_equal_clean_ones_outside_every_op(method: str, optimizer: Any) -> None:
-    feed = ListFeed(regression(7), test=regression(1), epoch_batches=4)
-    parts = build_all(make_job(mlp, optimizer=optimizer), [2, 2, 3], method)
-    loops = join(parts, feed, method)
+def test_evaluation_reads_clean_weights(optimizer: Any) -> None:
+    feed = ListFeed(regression(7), test=regression(2), epoch_batches=4)
+    parts = build_all(make_job(mlp, optimizer=optimizer), [2, 2, 3])
+    loops = join(parts, feed)
+    evaluated = 0
     while not all(loop.done for loop in loops):
         for loop, each in zip(loops, parts, strict=True):
             if loop.ready():
                 loop.step()
-                live = {
-                    f"{name}.{key}": tensor
-                    for name, layer in each.stage.layers
-                    for key, tensor in layer.state_dict().items()
-                }
-                assert_same_bits(live, each.weights.clean_state())
+                if loop.last_op.startswith("E"):
+                    evaluated += 1
+                    assert_same_bits(live_state(each), each.weights.clean_state())
+    assert evaluated == 2 * 2 * 3
+
+
+@pytest.mark.parametrize("method", ["spectrain", "vanilla", "sync"])
+def test_no_op_but_an_update_changes_clean_weights(method: str) -> None:
+    feed = ListFeed(regression(7), test=regression(1), epoch_batches=4)
+    parts = build_all(make_job(mlp), [2, 2, 3], method)
+    loops = join(parts, feed, method)
+    while not all(loop.done for loop in loops):
+        for loop, each in zip(loops, parts, strict=True):
+            if loop.ready():
+                before = {name: value.clone() for name, value in each.weights.clean_state().items()}
+                loop.step()
+                if not loop.last_op.startswith("U"):
+                    assert_same_bits(each.weights.clean_state(), before)
+
+
+def live_state(parts: Parts) -> dict[str, torch.Tensor]:
+    return {
+        f"{name}.{key}": tensor
+        for name, layer in parts.stage.layers
+        for key, tensor in layer.state_dict().items()
+    }
 
 
 def test_spectrain_really_predicts() -> None:
@@ -326,7 +347,7 @@ def test_time_is_booked_by_activity() -> None:
     loop = alone(2, work=work(2, evaluation_batches=1), clock=Script())
     loop.run()
     assert asdict(loop.times) == {
-        "forward_s": 2, "backward_s": 2, "predict_s": 8, "update_s": 2, "evaluate_s": 1,
+        "forward_s": 2, "backward_s": 2, "predict_s": 4, "update_s": 2, "evaluate_s": 1,
         "wait_upstream_s": 0, "wait_downstream_s": 0, "wait_feed_s": 6,
     }  # fmt: skip
 
@@ -334,11 +355,10 @@ def test_time_is_booked_by_activity() -> None:
 def test_waiting_is_booked_by_neighbour() -> None:
     outbox, inbox = memory_pair()
     gradients, gradients_in = memory_pair()
-    loop = middle(inputs=inbox, gradients_in=gradients_in)
+    loop = middle(clock=Script(), inputs=inbox, gradients_in=gradients_in)
     for op in ("F0", "F1"):
         outbox.put(activation(op))
     gradients.put(Parcel(Op.parse("B0"), torch.ones(2, 8), 2, 2))
-    loop._watch._clock = Script()
     for _ in range(3):
         loop.step()
     assert loop.times.wait_upstream_s == 3  # takes of F0, F1; put of B0

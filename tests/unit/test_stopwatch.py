@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from spectrain.protocol.schedule import Op
 from spectrain.worker.stopwatch import Stopwatch, Times
 
 
@@ -26,7 +27,7 @@ def test_time_adds_up_by_activity() -> None:
 @pytest.mark.parametrize("whom", ["upstream", "downstream", "feed"])
 def test_a_wait_has_a_name_while_it_lasts(whom: str) -> None:
     watch = make()
-    with watch.waiting(whom, "F3 from stage 0"):
+    with watch.waiting(whom, "{} from stage 0", Op.parse("F3")):
         assert watch.waiting_for == "F3 from stage 0"
     assert watch.waiting_for == ""
     assert watch.times == Times(**{f"wait_{whom}_s": 1})
@@ -34,5 +35,5 @@ def test_a_wait_has_a_name_while_it_lasts(whom: str) -> None:
 
 def test_an_unknown_activity_is_a_mistake() -> None:
     watch = make()
-    with pytest.raises(AttributeError), watch.timed("sleep_s"):
+    with pytest.raises(KeyError), watch.timed("sleep_s"):
         pass
