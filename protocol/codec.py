@@ -78,7 +78,10 @@ Reason: TypeAlias = Literal[
 
 _MAGIC = b"SPT"
 _KINDS = {kind.__name__: kind for kind in MESSAGES}
-_Read: TypeAlias = Callable[[object, str], Any]
+_Path: TypeAlias = "tuple[_Path, object] | str"
+"""Of a value in a message: where its container is, and its place there; in words when refused."""
+
+_Read: TypeAlias = Callable[[object, _Path], Any]
 
 
 class InvalidMessageError(ProtocolError):
@@ -186,7 +189,12 @@ def _check_sizes(kind: str, body: Buffer, payload: Sequence[Buffer]) -> None:
 def _fields(record: object) -> dict[str, Any]:
     """Return one level of a record; msgpack comes back for the records inside."""
     assert is_dataclass(record), f"{record!r} cannot travel in a message"
-    return {field.name: getattr(record, field.name) for field in fields(record)}
+    return {name: getattr(record, name) for name in _names(type(record))}
+
+
+@cache
+def _names(record_type: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(record_type))
 
 
 # -- reading by declared type -------------------------------------------------------------------
@@ -244,21 +252,21 @@ def _record_reader(record_type: Any) -> _Read:
         if field.default is MISSING and field.default_factory is MISSING
     }
 
-    def read(value: object, path: str) -> Any:
+    def read(value: object, path: _Path) -> Any:
         if not isinstance(value, dict):
             _refuse(value, f"a map of {record_type.__name__}", path)
-        missing = sorted(required - value.keys())
-        if missing:
-            raise InvalidMessageError("malformed", f"{path}: no {', '.join(missing)}")
+        if not required <= value.keys():
+            missing = ", ".join(sorted(required - value.keys()))
+            raise InvalidMessageError("malformed", f"{_in_words(path)}: no {missing}")
         checked = {
-            name: reader(value[name], f"{path}.{name}")
+            name: reader(value[name], (path, name))
             for name, reader in readers.items()
             if name in value
         }
         try:
             return record_type(**checked)
         except ValueError as error:  # the record's own rule, in its __post_init__
-            raise InvalidMessageError("malformed", f"{path}: {error}") from error
+            raise InvalidMessageError("malformed", f"{_in_words(path)}: {error}") from error
 
     return read
 
@@ -268,33 +276,33 @@ def _optional_reader(inner: _Read) -> _Read:
 
 
 def _tuple_reader(element: _Read) -> _Read:
-    def read(value: object, path: str) -> tuple[Any, ...]:
+    def read(value: object, path: _Path) -> tuple[Any, ...]:
         if not isinstance(value, list):
             _refuse(value, "an array", path)
-        return tuple(element(item, f"{path}[{index}]") for index, item in enumerate(value))
+        return tuple([element(item, (path, index)) for index, item in enumerate(value)])
 
     return read
 
 
 def _dict_reader(element: _Read) -> _Read:
-    def read(value: object, path: str) -> dict[str, Any]:
+    def read(value: object, path: _Path) -> dict[str, Any]:
         if not isinstance(value, dict):
             _refuse(value, "a map", path)
         if not all(isinstance(key, str) for key in value):
             _refuse(value, "a map with str keys", path)
-        return {key: element(item, f"{path}[{key!r:.100}]") for key, item in value.items()}
+        return {key: element(item, (path, f"[{key!r:.100}]")) for key, item in value.items()}
 
     return read
 
 
-def _read_float(value: object, path: str) -> float:
+def _read_float(value: object, path: _Path) -> float:
     if type(value) is not float and type(value) is not int:
         _refuse(value, "float", path)
     return float(value)
 
 
 def _scalar_reader(scalar: type) -> _Read:
-    def read(value: object, path: str) -> Any:
+    def read(value: object, path: _Path) -> Any:
         if type(value) is not scalar:  # not isinstance: True is an int
             _refuse(value, scalar.__name__, path)
         return value
@@ -302,6 +310,17 @@ def _scalar_reader(scalar: type) -> _Read:
     return read
 
 
-def _refuse(value: object, expected: str, path: str) -> NoReturn:
-    text = f"{path}: expected {expected}, got {type(value).__name__} {value!r:.100}"
+def _refuse(value: object, expected: str, path: _Path) -> NoReturn:
+    found = f"{type(value).__name__} {value!r:.100}"
+    text = f"{_in_words(path)}: expected {expected}, got {found}"
     raise InvalidMessageError("malformed", text)
+
+
+def _in_words(path: _Path) -> str:
+    if isinstance(path, str):
+        return path
+    container, place = path
+    if isinstance(place, int):
+        return f"{_in_words(container)}[{place}]"
+    joint = "" if str(place).startswith("[") else "."
+    return f"{_in_words(container)}{joint}{place}"
