@@ -40,6 +40,8 @@ __all__ = [
     "Encoder",
     "InvalidMessageError",
     "Reason",
+    "pack_body",
+    "unpack_body",
 ]
 
 PROTOCOL_VERSION = 1
@@ -92,6 +94,14 @@ class InvalidMessageError(ProtocolError):
         self.reason: Reason = reason
 
 
+def pack_body(message: Message) -> bytes:
+    """Return a message as frame 1 alone, for a channel that needs no header."""
+    record = {"kind": type(message).__name__, **_fields(message)}
+    # Text from the operating system may hold what UTF-8 cannot (undecodable file names).
+    packer = msgpack.Packer(default=_fields, unicode_errors="replace")
+    return cast("bytes", packer.pack(record))
+
+
 class Encoder:
     """Turns messages of one sender into frames and numbers them; safe to call from any thread.
 
@@ -113,10 +123,7 @@ class Encoder:
         """
         kind = type(message).__name__
         assert not payload or isinstance(message, PAYLOAD_KINDS), f"{kind} has no payload"
-        record = {"kind": kind, **_fields(message)}
-        # Text from the operating system may hold what UTF-8 cannot (undecodable file names).
-        packer = msgpack.Packer(default=_fields, unicode_errors="replace")
-        body = cast("bytes", packer.pack(record))
+        body = pack_body(message)
         _check_sizes(kind, body, payload)
         with self._lock:
             self._sequence += 1
@@ -147,7 +154,7 @@ class Decoder:
         header, body, *payload = frames
         sequence = self._read_header(sender, header)
         _check_sizes("message", body, payload)
-        message = _read_body(body)
+        message = unpack_body(body)
         if payload and not isinstance(message, PAYLOAD_KINDS):
             kind = type(message).__name__
             raise InvalidMessageError("payload", f"{kind} is followed by {len(payload)} raw frames")
@@ -200,7 +207,12 @@ def _names(record_type: Any) -> tuple[str, ...]:
 # -- reading by declared type -------------------------------------------------------------------
 
 
-def _read_body(body: Buffer) -> Message:
+def unpack_body(body: Buffer) -> Message:
+    """Return the message that ``pack_body`` packed.
+
+    Raises:
+        InvalidMessageError: the bytes are not one whole message.
+    """
     try:
         record = msgpack.unpackb(
             body,

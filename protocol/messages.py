@@ -144,6 +144,7 @@ class ParcelDigest:
     """What a receiver remembers of a parcel, to be compared when it is made again."""
 
     number: int
+    op: str  # its consumer
     digest: int  # xxh3_64 of the payload
 
 
@@ -543,6 +544,8 @@ class Progress:
     version: int
     in_flight: int
     log_bytes: int = 0  # kept for restarted neighbours, of the stream that keeps more
+    peak_activations_log_bytes: int = 0  # the most that was ever kept of activations
+    peak_gradients_log_bytes: int = 0  # and of gradients
     replayed: int = 0  # parcels that a restarted worker has made again for neighbours that had them
     forward_s: float
     backward_s: float
@@ -664,7 +667,7 @@ class StreamHello:
     incarnation: int
     generation: int
     attempt: int  # counts the sender's hellos, so that an answer to an old one is known as such
-    backend: str  # "socket", "gloo", "nccl" or "strict"; both ends must use the same
+    backend: str  # "direct", "socket", "gloo", "nccl" or "strict"; both ends must use the same
     address: bytes  # the sender's rendezvous value
     number: int = 0  # of the first parcel that it has not sent yet in this incarnation
 
@@ -706,6 +709,7 @@ class Announce:
     boundary: Boundary
     generation: int  # of the link that carries the payload
     position: int  # the parcel's number in this stream, the same in every incarnation
+    digests: tuple[ParcelDigest, ...] = ()  # of this parcel and of earlier ones, as they are known
 
 
 # -- replicas between agents --------------------------------------------------------------------

@@ -19,7 +19,7 @@ from spectrain.worker.rendezvous import Exchange
 from spectrain.worker.stream import ReceivingStream, SendingStream
 
 CPU = torch.device("cpu")
-BACKENDS_ON_CPU = ("socket", "gloo", "strict")
+BACKENDS_ON_CPU = ("direct", "socket", "gloo", "strict")
 RUN_ID = bytes(16)
 
 
@@ -60,6 +60,17 @@ def exchanges() -> tuple[Exchange, Exchange]:
         return exchange
 
     return exchange_of(0), exchange_of(1)
+
+
+def over_network() -> tuple[Exchange, Exchange]:
+    """Return the same as ``exchanges``, but sockets find no Unix name, as between two hosts."""
+    listening, connecting = exchanges()
+
+    def exchange(own: bytes) -> bytes:
+        token, _, *network = connecting(own).split()
+        return b" ".join((token, b"nobody", *network))
+
+    return listening, exchange
 
 
 class StreamPair(NamedTuple):

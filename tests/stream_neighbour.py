@@ -25,9 +25,10 @@ from spectrain.worker.stream_log import digest_of
 
 
 def neighbours_parcel(number: int) -> Parcel:
-    """Return what the sender sends as its parcel of this number; its length differs each time."""
+    """Return what the sender sends as its parcel of this number: small ones and large in turn."""
     generator = torch.Generator().manual_seed(number)
-    hidden = torch.randn(1 + number * 37 % 101, 16, generator=generator)
+    width = 2048 if number % 2 else 16
+    hidden = torch.randn(1 + number * 37 % 101, width, generator=generator)
     value = (hidden, None, hidden[:, 0] > 0)
     return Parcel(Op(Kind.FORWARD, number), value, len(hidden), len(hidden))
 

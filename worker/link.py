@@ -11,12 +11,14 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from ..protocol.errors import DeadlineError, LinkError, SettingsError
+from .direct_wire import open_direct_wire
 from .gloo_wire import open_gloo_wire
 from .nccl_wire import open_nccl_wire
 from .rendezvous import Exchange
@@ -31,7 +33,9 @@ SENDER, RECEIVER = 0, 1
 LINK_VARIABLE = "SPECTRAIN_LINK"
 """Environment variable that names the backend; the same on every host, meant for tests."""
 
-BACKENDS = ("socket", "gloo", "nccl", "strict")
+T = TypeVar("T")
+
+BACKENDS = ("direct", "socket", "gloo", "nccl", "strict")
 
 
 class Wire(Protocol):
@@ -41,7 +45,10 @@ class Wire(Protocol):
     """
 
     def send(self, parts: Sequence[Tensor], timeout_s: float) -> None:
-        """Send contiguous, non-empty ``uint8`` tensors; raise RuntimeError or OSError."""
+        """Send contiguous, non-empty ``uint8`` tensors; raise RuntimeError or OSError.
+
+        They may be read after this returns, so that nobody may write to them any more.
+        """
         ...
 
     def receive(self, parts: Sequence[Tensor], timeout_s: float) -> None:
@@ -57,20 +64,38 @@ class Wire(Protocol):
         ...
 
 
-def default_backend(device: torch.device) -> str:
-    """Return the backend for stages on ``device``: NCCL between GPUs, else plain sockets.
+@runtime_checkable
+class NotingWire(Wire, Protocol):
+    """A wire that needs not know sizes beforehand: bytes of any number go before a payload."""
 
-    ``SPECTRAIN_LINK`` overrides: ``socket`` and ``gloo`` let several stages share one GPU (tensors
-    are staged through host memory), ``strict`` tests on CPU what NCCL would not forgive.
+    def send_noted(self, note: bytes, parts: Sequence[Tensor], timeout_s: float) -> None:
+        """Send the note, then as ``send``; there may be no parts."""
+        ...
+
+    def leaves_at_once(self, parts: Sequence[Tensor]) -> bool:
+        """Tell whether ``send_noted`` would not wait, with any short note."""
+        ...
+
+    def receive_note(self, timeout_s: float) -> bytes:
+        """Return the next note; its payload is to be received next."""
+        ...
+
+
+def default_backend(device: torch.device) -> str:
+    """Return the backend for stages on ``device``: NCCL between GPUs, else direct reads.
+
+    Those become plain sockets between hosts. ``SPECTRAIN_LINK`` overrides: with ``direct``,
+    ``socket`` and ``gloo`` several stages can share one GPU (tensors are staged through host
+    memory); ``strict`` tests on CPU what NCCL would not forgive.
 
     Raises:
         SettingsError: the variable names no backend, or NCCL without a GPU.
     """
-    backend = os.environ.get(LINK_VARIABLE) or ("nccl" if device.type == "cuda" else "socket")
+    backend = os.environ.get(LINK_VARIABLE) or ("nccl" if device.type == "cuda" else "direct")
     if backend not in BACKENDS:
         raise SettingsError(f"{LINK_VARIABLE}={backend!r}: must be one of {', '.join(BACKENDS)}")
     if backend == "nccl" and device.type != "cuda":
-        raise SettingsError(f"{LINK_VARIABLE}=nccl links GPUs only; use socket with --device cpu")
+        raise SettingsError(f"{LINK_VARIABLE}=nccl links GPUs only; use direct with --device cpu")
     return backend
 
 
@@ -87,7 +112,7 @@ def open_link(
     """Build one end of a link while the peer builds the other.
 
     Args:
-        backend: "socket", "gloo", "nccl" or "strict".
+        backend: "direct", "socket", "gloo", "nccl" or "strict".
         rank: ``SENDER`` or ``RECEIVER``.
         peer: who is at the other end, for errors, such as "stage 1".
         address: numeric address of this host that the peer can reach.
@@ -109,6 +134,7 @@ def open_link(
 
 
 _BUILDERS: Mapping[str, Callable[..., Wire]] = {
+    "direct": open_direct_wire,
     "socket": open_socket_wire,
     "gloo": open_gloo_wire,
     "strict": open_strict_wire,
@@ -129,18 +155,27 @@ class Link:
 
     def __init__(self, wire: Wire, peer: str, *, is_staged: bool = False) -> None:
         self._wire = wire
+        self._noting = wire if isinstance(wire, NotingWire) else None
         self._peer = peer
         self._is_staged = is_staged
 
-    def send(self, tensors: Sequence[Tensor], *, what: str, timeout_s: float) -> None:
-        """Send contiguous tensors; their memory is free again when this returns.
+    @property
+    def carries_notes(self) -> bool:
+        """Whether ``send`` takes a note, and ``receive_note`` returns it."""
+        return self._noting is not None
+
+    def send(
+        self, tensors: Sequence[Tensor], *, what: str, timeout_s: float, note: bytes | None = None
+    ) -> None:
+        """Send contiguous tensors, which nobody writes to any more; they may leave later.
 
         A tensor without elements is not sent at all.
 
         Args:
             tensors: whose data is complete on their device.
             what: they are, for errors, such as "F17".
-            timeout_s: until the receiver has taken them.
+            timeout_s: until they are on their way.
+            note: goes before them; only on a link that ``carries_notes``.
 
         Raises:
             LinkError: the link broke, nearly always because the peer died.
@@ -149,7 +184,33 @@ class Link:
         parts = _raw(tensors)
         if self._is_staged:
             parts = [part.cpu() for part in parts]
-        self._carry(self._wire.send, parts, f"send {what} to", timeout_s)
+        if note is not None:
+            assert self._noting is not None, "this link carries no notes"
+            carry = partial(self._noting.send_noted, note, parts, timeout_s)
+        elif parts:
+            carry = partial(self._wire.send, parts, timeout_s)
+        else:
+            return
+        self._carry(carry, f"send {what} to", timeout_s)
+
+    def leaves_at_once(self, tensors: Sequence[Tensor]) -> bool:
+        """Tell whether ``send`` with a note would not wait; never so without notes."""
+        if self._noting is None or self._is_staged:
+            return False
+        try:
+            return self._noting.leaves_at_once(_raw(tensors))
+        except OSError:  # it is broken, which ``send`` is there to tell
+            return False
+
+    def receive_note(self, timeout_s: float) -> bytes:
+        """Wait for the note of the next transfer.
+
+        Raises:
+            LinkError: the link broke, nearly always because the peer died.
+            DeadlineError: the time was up.
+        """
+        assert self._noting is not None, "this link carries no notes"
+        return self._carry(partial(self._noting.receive_note, timeout_s), "hear from", timeout_s)
 
     def receive(self, tensors: Sequence[Tensor], *, what: str, timeout_s: float) -> None:
         """Fill contiguous tensors of exactly the sizes that the peer sends.
@@ -167,7 +228,8 @@ class Link:
         room = (
             [torch.empty_like(part, device="cpu") for part in parts] if self._is_staged else parts
         )
-        self._carry(self._wire.receive, room, f"get {what} from", timeout_s)
+        if room:
+            self._carry(partial(self._wire.receive, room, timeout_s), f"get {what} from", timeout_s)
         if self._is_staged:
             for part, host in zip(parts, room, strict=True):
                 part.copy_(host)
@@ -182,18 +244,10 @@ class Link:
         """Release everything; nobody waits here any more."""
         self._wire.close()
 
-    def _carry(
-        self,
-        carry: Callable[[Sequence[Tensor], float], None],
-        parts: Sequence[Tensor],
-        doing: str,
-        timeout_s: float,
-    ) -> None:
-        if not parts:
-            return
+    def _carry(self, carry: Callable[[], T], doing: str, timeout_s: float) -> T:
         start_s = time.monotonic()
         try:
-            carry(parts, timeout_s)
+            return carry()
         except (RuntimeError, OSError) as error:
             # Texts and types differ between backends and versions; the clock does not.
             if time.monotonic() - start_s >= timeout_s:

@@ -145,6 +145,16 @@ class Neighbours:
         outs = (self.activations_out, self.gradients_out)
         return max((end.log_bytes_used for end in outs if end is not None), default=0)
 
+    @property
+    def peak_log_bytes(self) -> dict[str, int]:
+        """The most that was ever kept of each stream, by the names that ``Progress`` has."""
+        outs = {"activations": self.activations_out, "gradients": self.gradients_out}
+        return {
+            f"peak_{name}_log_bytes": end.peak_log_bytes
+            for name, end in outs.items()
+            if end is not None
+        }
+
     def ready(self, parameters: int) -> WorkerReady:
         """Tell where neighbours may connect.
 

@@ -34,6 +34,7 @@ from typing import Any, NoReturn
 
 from ..protocol.bootstrap import WorkerBirth
 from ..protocol.job_file import imported_modules
+from .heap import keep_freed_memory
 
 __all__ = ["main"]
 
@@ -169,6 +170,7 @@ def main() -> None:
     die_with_parent(int(sys.argv[1]))
     # The agent decides when it ends; a Ctrl-C on the terminal is the launcher's business.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_freed_memory()
     # All that a worker needs is imported here, once for every fork to come.
     importlib.import_module(".process", __package__)
     for name in (_IMPORTED_BY_OPTIMIZERS, *imported_modules(Path(sys.argv[2]))):

@@ -331,6 +331,7 @@ class _Worker:
             version=loop.version if loop is not None else 0,
             in_flight=loop.in_flight if loop is not None else 0,
             log_bytes=links.log_bytes if links is not None else 0,
+            **(links.peak_log_bytes if links is not None else {}),
             replayed=links.suppressed if links is not None else 0,
             peak_memory_bytes=peak_memory_bytes(),
             messages=sent,

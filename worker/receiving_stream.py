@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import zmq
 
+from ..protocol.codec import unpack_body
 from ..protocol.errors import LinkError, ProtocolError
 from ..protocol.messages import (
     Announce,
@@ -23,9 +24,9 @@ from ..protocol.messages import (
 from ..protocol.schedule import Kind, Op
 from ..protocol.sockets import Authority, KeyPair, Server
 from .boundary import Parcel, allocate, assemble, tensors_of
-from .link import RECEIVER
+from .link import RECEIVER, Link
 from .stream_end import LINK_TIMEOUT_S, StreamEnd, Target, stream_identity
-from .stream_log import digest_of, is_needed_after
+from .stream_log import is_needed_after
 
 __all__ = ["ReceivingStream"]
 
@@ -181,6 +182,14 @@ class ReceivingStream(StreamEnd):
     # -- in the stream's own thread -----------------------------------------------------------
 
     def _step(self, target: Target) -> None:
+        link = self._standing_link(target)
+        if link is not None and link.carries_notes:
+            # Whoever wants another link aborts this one; so does the death of the peer.
+            announce = unpack_body(link.receive_note(LINK_TIMEOUT_S))
+            if not isinstance(announce, Announce) or announce.generation != target.generation:
+                raise ProtocolError(f"{target.name} sent {announce} on its {self._name} link")
+            self._receive(target, link, announce)
+            return
         hello = self._answerable_hello(target)
         # Only the newest hello counts, so look for another before answering one.
         received = self._server.receive(0 if hello else _PROBE_INTERVAL_S, self._waker.fd)
@@ -194,7 +203,10 @@ class ReceivingStream(StreamEnd):
             if received.identity == stream_identity(hello.stage, hello.incarnation, self._name):
                 self._hello = hello
         elif isinstance(received.message, Announce):
-            self._receive(target, received.identity, received.message)
+            sender = stream_identity(target.peer.stage, target.peer.incarnation, self._name)
+            is_late = received.message.generation != target.generation  # from before a restart
+            if link is not None and received.identity == sender and not is_late:
+                self._receive(target, link, received.message)
 
     def _answerable_hello(self, target: Target) -> StreamHello | None:
         """Return the hello that can be answered now; refuse one that never can be.
@@ -232,8 +244,8 @@ class ReceivingStream(StreamEnd):
     def _welcome(self, hello: StreamHello, own: bytes) -> StreamWelcome:
         with self._gate:
             digests = (
-                ParcelDigest(number=number, digest=digest)
-                for number, (_, digest) in self._digests.items()
+                ParcelDigest(number=number, op=str(op), digest=digest)
+                for number, (op, digest) in self._digests.items()
                 if number >= hello.number
             )
             return StreamWelcome(
@@ -244,11 +256,7 @@ class ReceivingStream(StreamEnd):
                 digests=tuple(islice(digests, _MOST_DIGESTS)),
             )
 
-    def _receive(self, target: Target, identity: str, announce: Announce) -> None:
-        link = self._standing_link(target)
-        sender = stream_identity(target.peer.stage, target.peer.incarnation, self._name)
-        if link is None or announce.generation != target.generation or identity != sender:
-            return  # late, from before a restart
+    def _receive(self, target: Target, link: Link, announce: Announce) -> None:
         op = self._due_op(announce)
         with self._gate:
             self._gate.wait_without_limit(
@@ -260,7 +268,6 @@ class ReceivingStream(StreamEnd):
                 return
         tensors = allocate(announce.boundary, self._device)
         link.receive(tensors, what=str(op), timeout_s=LINK_TIMEOUT_S)
-        digest = digest_of(tensors)  # now: once it can be taken, the stage may write to it
         value = assemble(announce.boundary, tensors)
         number = announce.position
         parcel = Parcel(op, value, announce.samples, announce.batch_samples, number)
@@ -268,7 +275,9 @@ class ReceivingStream(StreamEnd):
         with self._gate:
             self._position = number + 1
             self._last_op = op
-            self._digests[number] = op, digest
+            for told in announce.digests:
+                told_op = op if told.number == number else Op.parse(told.op)
+                self._digests[told.number] = told_op, told.digest
             if is_wanted:
                 self._parcels[op] = parcel
             else:

@@ -9,19 +9,30 @@ from functools import partial
 import torch
 import zmq
 
+from ..protocol.codec import pack_body
 from ..protocol.errors import LinkError, ProtocolError, ReplayMismatchError
-from ..protocol.messages import Announce, Peer, StreamHello, StreamRefused, StreamWelcome
+from ..protocol.messages import (
+    Announce,
+    ParcelDigest,
+    Peer,
+    StreamHello,
+    StreamRefused,
+    StreamWelcome,
+)
 from ..protocol.sockets import Client, KeyPair
 from .boundary import Parcel
 from .link import SENDER, Link
 from .stream_end import LINK_TIMEOUT_S, StreamEnd, Target, stream_identity
-from .stream_log import LoggedParcel, StreamLog, digest_of
+from .stream_log import LoggedParcel, StreamLog
 
 __all__ = ["SendingStream"]
 
 _ANSWER_TIMEOUT_S = 1.0  # then the hello is said anew: a link under construction waits no longer
 _RETRY_PAUSE_S = 0.1
 _IDLE_S = 60.0
+
+_SMALL_BYTES = 64 << 10
+"""A digest of so much takes a few microseconds, and is told with the parcel itself."""
 
 
 class SendingStream(StreamEnd):
@@ -96,6 +107,8 @@ class SendingStream(StreamEnd):
         # Guarded by the gate:
         self._log = StreamLog(epoch_batches)
         self._next = 0  # lower numbers were sent, or suppressed
+        self._told = 0  # digests of lower numbers were told
+        self._thread_sends = False  # the thread has the next parcel in hand
         # The thread's own:
         self._client: Client | None = None
         self._server: Peer | None = None  # of the client
@@ -112,6 +125,11 @@ class SendingStream(StreamEnd):
     def log_bytes_used(self) -> int:
         """Payload that is kept for a neighbour that is restarted, in bytes."""
         return self._log.size_bytes
+
+    @property
+    def peak_log_bytes(self) -> int:
+        """The most that ``log_bytes_used`` has been, in bytes."""
+        return self._log.peak_bytes
 
     def resume_at(self, number: int) -> None:
         """Give the next new parcel this number; to be said before the first ``connect``."""
@@ -147,7 +165,9 @@ class SendingStream(StreamEnd):
             self.waited_s += self._wait_for_queue(self._window - 1)
             self.waited_s += self._wait_for_room(logged)
             self._log.append(logged)
-        self._waker.wake()
+            is_left_to_thread = not self._sent_at_once(logged) or self._untold() is not None
+        if is_left_to_thread:
+            self._waker.wake()
 
     def trim(self, update: int) -> None:
         """Drop what only a stage restored to before the state of ``update`` would ask for."""
@@ -189,6 +209,63 @@ class SendingStream(StreamEnd):
             advice="take snapshots more often (--snapshot-every) or allow more (--log-memory)",
         )
 
+    def _sent_at_once(self, parcel: LoggedParcel) -> bool:
+        """Send a new parcel from the stage's own thread if that needs no waiting.
+
+        Waking another thread would take longer than handing over what is small, or the address
+        of what is not.
+        """
+        link, target = self._link, self._connected
+        if link is None or target is None or target != self._wanted or self._thread_sends:
+            return False
+        is_next = self._next == parcel.number >= self._peer_position
+        if not is_next or not parcel.is_on_host or not link.leaves_at_once(parcel.tensors):
+            return False
+        note = pack_body(self._announcement(target, parcel))
+        try:
+            link.send(parcel.tensors, what=str(parcel.op), timeout_s=LINK_TIMEOUT_S, note=note)
+        except LinkError:
+            return False  # the thread will find the same
+        self._was_sent(parcel)
+        return True
+
+    def _announcement(self, target: Target, parcel: LoggedParcel) -> Announce:
+        """Announce ``parcel``, and tell what digests are known by now."""
+        parcel.check_size()
+        if self._log_bytes is not None and parcel.is_on_host and parcel.size_bytes <= _SMALL_BYTES:
+            parcel.take_digest()
+        digests: list[ParcelDigest] = []
+        known = self._log.from_number(self._told)
+        while known is not None and known.number <= parcel.number and known.digest is not None:
+            told = ParcelDigest(number=known.number, op=str(known.op), digest=known.digest)
+            digests.append(told)
+            self._told = known.number + 1
+            known = self._log.from_number(self._told)
+        return Announce(
+            op=str(parcel.op),
+            samples=parcel.samples,
+            batch_samples=parcel.batch_samples,
+            boundary=parcel.boundary,
+            generation=target.generation,
+            position=parcel.number,
+            digests=tuple(digests),
+        )
+
+    def _was_sent(self, parcel: LoggedParcel) -> None:
+        self._next = parcel.number + 1
+        self.sent += 1
+        if self._log_bytes is None:
+            self._log.forget_below(self._next)
+
+    def _untold(self) -> LoggedParcel | None:
+        """Return the first parcel that was sent whose digest nobody has worked out yet."""
+        if self._log_bytes is None:
+            return None
+        parcel = self._log.from_number(self._told)
+        while parcel is not None and parcel.digest is not None:
+            parcel = self._log.from_number(parcel.number + 1)
+        return parcel if parcel is not None and parcel.number < self._next else None
+
     # -- in the stream's own thread -----------------------------------------------------------
 
     def _step(self, target: Target) -> None:
@@ -201,12 +278,20 @@ class SendingStream(StreamEnd):
             return
         with self._gate:
             parcel = self._log.from_number(self._next)
-        if parcel is None:
-            self._rest(_IDLE_S)
-        elif parcel.number < self._peer_position:
-            self._suppress(target, parcel)
-        else:
-            self._transmit(target, link, parcel)
+            untold = self._untold()
+            self._thread_sends = parcel is not None
+        try:
+            if parcel is None and untold is None:
+                self._rest(_IDLE_S)
+            elif parcel is None:
+                assert untold is not None
+                untold.take_digest()  # now that no neighbour waits for it
+            elif parcel.number < self._peer_position:
+                self._suppress(target, parcel)
+            else:
+                self._transmit(target, link, parcel)
+        finally:
+            self._thread_sends = False
 
     def _rest(self, timeout_s: float) -> None:
         # Reading also clears away the receiver's probes.
@@ -235,7 +320,7 @@ class SendingStream(StreamEnd):
                     f"{target.name} needs parcel {self._peer_position} of the {self._name}; "
                     f"stage {self._stage} has only those from {self._log.first_number} on"
                 )
-            self._next = min(self._next, self._peer_position)
+            self._next = self._told = min(self._next, self._peer_position)
             self._stand(target)
 
     def _greet(self, target: Target, own: bytes) -> bytes:
@@ -273,8 +358,8 @@ class SendingStream(StreamEnd):
     def _suppress(self, target: Target, parcel: LoggedParcel) -> None:
         """Do not send what the receiver has; see that it is the same."""
         parcel.land()
-        theirs = self._digests.pop(parcel.number, None)  # None: it had that from before a restart
-        if theirs is not None and (ours := digest_of(parcel.tensors)) != theirs:
+        theirs = self._digests.pop(parcel.number, None)  # None: from before a restart, or not told
+        if theirs is not None and (ours := parcel.take_digest()) != theirs:
             raise ReplayMismatchError(
                 f"stage {self._stage} was restarted and has made parcel {parcel.number} of its "
                 f"{self._name}, {parcel.op}, anew with digest {ours:016x}; {target.name} has it "
@@ -286,29 +371,24 @@ class SendingStream(StreamEnd):
             self.suppressed += 1
 
     def _transmit(self, target: Target, link: Link, parcel: LoggedParcel) -> None:
-        assert self._client is not None
-        announce = Announce(
-            op=str(parcel.op),
-            samples=parcel.samples,
-            batch_samples=parcel.batch_samples,
-            boundary=parcel.boundary,
-            generation=target.generation,
-            position=parcel.number,
-        )
-        self._client.send(announce)
+        with self._gate:
+            announce = self._announcement(target, parcel)
+        note = None
+        if link.carries_notes:
+            note = pack_body(announce)
+        else:
+            assert self._client is not None
+            self._client.send(announce)
         if self._backend == "nccl":
             parcel.wait_complete()
             tensors = [tensor.to(self._device) for tensor in parcel.tensors]  # a copy if sent again
         else:
             parcel.land()
             tensors = parcel.tensors
-        link.send(tensors, what=str(parcel.op), timeout_s=LINK_TIMEOUT_S)
+        link.send(tensors, what=announce.op, timeout_s=LINK_TIMEOUT_S, note=note)
         parcel.land()
         with self._gate:
-            self._next = parcel.number + 1
-            self.sent += 1
-            if self._log_bytes is None:
-                self._log.forget_below(self._next)
+            self._was_sent(parcel)
 
     def _close_socket(self) -> None:
         if self._client is not None:

@@ -1,8 +1,6 @@
-"""Raw bytes one way between two ranks over a plain socket: the wire between CPU stages.
+"""Raw bytes one way between two ranks over a plain socket: Unix on one host, else TCP.
 
-A Unix socket where both ranks share a host, else TCP. The meeting is arranged over the caller's
-encrypted channel, and a token that came that way proves to the listener who connects; the bytes
-themselves are not encrypted, as they are not with NCCL or gloo either.
+The bytes are not encrypted, as they are not with NCCL or gloo either.
 
 Measured against gloo (torch 2.13), whose process groups this replaces on CPU: gloo does not tell
 a waiter when its connection dies under a message, and cannot be made to let go of it, so every
@@ -11,22 +9,26 @@ such fault left a thread behind for ever. A socket reports both ends' death at o
 
 from __future__ import annotations
 
-import hmac
-import secrets
+import fcntl
 import socket
+import struct
+import termios
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from ipaddress import ip_address
 
 from torch import Tensor
 
 from .rendezvous import Exchange
+from .socket_meeting import meet_at_socket
+from .socket_reader import SocketReader, with_length
 
 __all__ = ["SocketWire", "open_socket_wire"]
 
-_TOKEN_BYTES = 16
-_BUFFER_BYTES = 4 << 20  # the system may give less
+_SMALL_BYTES = 64 << 10
+"""Below that a copy costs less than another call of the system; a socket holds it twice over."""
+
+_COUNT = struct.Struct("i")
 
 
 def open_socket_wire(
@@ -35,40 +37,67 @@ def open_socket_wire(
     """Build one end.
 
     Args:
-        rank: 0 sends and listens for its peer, 1 receives.
-        address: numeric address of this host that the peer can reach; a loopback address means
-            that the peer is on this host.
+        rank: 0 sends, 1 receives.
+        address: numeric address of this host that the peer can reach.
         exchange: swaps rendezvous values with the peer.
         timeout_s: for the connection.
 
     Raises:
         OSError: it could not be built, or not in time (``TimeoutError``).
     """
-    if rank == 1:
-        return _connect(exchange(b"").decode(), timeout_s)
-    token = secrets.token_bytes(_TOKEN_BYTES)
-    with _listen(address) as listener:
-        exchange(f"{token.hex()} {_name_of(listener)}".encode())
-        return _accept(listener, token, timeout_s)
+    return SocketWire(meet_at_socket(rank, address=address, exchange=exchange, timeout_s=timeout_s))
 
 
 class SocketWire:
-    """One end; see ``link.Wire``."""
+    """One end; see ``link.NotingWire``."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+        self._incoming = SocketReader(connection)
 
     def send(self, parts: Sequence[Tensor], timeout_s: float) -> None:
         """Send each part; return when the system has all of it."""
+        self.send_bytes(b"", parts, timeout_s)
+
+    def send_noted(self, note: bytes, parts: Sequence[Tensor], timeout_s: float) -> None:
+        """Send the note and each part; return when the system has all of it."""
+        self.send_bytes(with_length(note), parts, timeout_s)
+
+    def send_bytes(self, before: bytes, parts: Sequence[Tensor], timeout_s: float) -> None:
+        """Send bytes and each part; what is small goes together."""
         self._connection.settimeout(timeout_s)
+        if sum(part.numel() for part in parts) <= _SMALL_BYTES:
+            self._connection.sendall(b"".join((before, *(part.numpy().data for part in parts))))
+            return
+        if before:
+            self._connection.sendall(before)
         for part in parts:
             self._connection.sendall(part.numpy().data)
+
+    def leaves_at_once(self, parts: Sequence[Tensor]) -> bool:
+        """Tell whether the parts are small, and little waits to leave before them."""
+        return sum(part.numel() for part in parts) <= _SMALL_BYTES and self.is_idle()
+
+    def is_idle(self) -> bool:
+        """Tell whether there is room for something small without waiting."""
+        unsent = fcntl.ioctl(self._connection, termios.TIOCOUTQ, _COUNT.pack(0))
+        return _COUNT.unpack(unsent)[0] < _SMALL_BYTES
 
     def receive(self, parts: Sequence[Tensor], timeout_s: float) -> None:
         """Fill each part."""
         deadline_s = time.monotonic() + timeout_s
         for part in parts:
-            _fill(self._connection, part.numpy().data, deadline_s)
+            self._incoming.fill(part.numpy().data, deadline_s)
+
+    def receive_note(self, timeout_s: float) -> bytes:
+        """Return the next note."""
+        return self._incoming.note(time.monotonic() + timeout_s)
+
+    def receive_bytes(self, count: int, timeout_s: float) -> bytes:
+        """Return the next bytes."""
+        room = bytearray(count)
+        self._incoming.fill(memoryview(room), time.monotonic() + timeout_s)
+        return bytes(room)
 
     def abort(self) -> None:
         """Free a waiting thread; nothing is carried any more."""
@@ -78,65 +107,3 @@ class SocketWire:
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
-
-
-def _listen(address: str) -> socket.socket:
-    if ip_address(address).is_loopback:
-        listener = socket.socket(socket.AF_UNIX)
-        # A name without a file: it is gone with the socket, however that ends.
-        listener.bind(f"\0spectrain-{secrets.token_hex(_TOKEN_BYTES)}")
-        listener.listen()
-        return listener
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, 0), family=family)
-
-
-def _name_of(listener: socket.socket) -> str:
-    """Return what a peer needs to connect: a Unix name, or address and port."""
-    name = listener.getsockname()
-    if isinstance(name, bytes):
-        return name[1:].decode()
-    return f"{name[0]} {name[1]}"
-
-
-def _accept(listener: socket.socket, token: bytes, timeout_s: float) -> SocketWire:
-    """Return the connection that knows the token; others are turned away."""
-    deadline_s = time.monotonic() + timeout_s
-    while True:
-        listener.settimeout(max(0.001, deadline_s - time.monotonic()))
-        connection, _ = listener.accept()
-        shown = bytearray(_TOKEN_BYTES)
-        with suppress(OSError):
-            _fill(connection, memoryview(shown), deadline_s)
-        if hmac.compare_digest(shown, token):
-            return SocketWire(_tuned(connection))
-        connection.close()
-
-
-def _connect(offer: str, timeout_s: float) -> SocketWire:
-    token, *where = offer.split()
-    if len(where) == 1:
-        connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(timeout_s)
-        connection.connect(f"\0{where[0]}")
-    else:
-        connection = socket.create_connection((where[0], int(where[1])), timeout_s)
-    connection.sendall(bytes.fromhex(token))
-    return SocketWire(_tuned(connection))
-
-
-def _tuned(connection: socket.socket) -> socket.socket:
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
-    if connection.family != socket.AF_UNIX:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
-
-
-def _fill(connection: socket.socket, room: memoryview, deadline_s: float) -> None:
-    while room:
-        connection.settimeout(max(0.001, deadline_s - time.monotonic()))
-        count = connection.recv_into(room)
-        if not count:
-            raise ConnectionResetError("the peer closed the connection")
-        room = room[count:]

@@ -1,8 +1,9 @@
 """A stream: parcels in order, exactly once, from one worker to a neighbour. Knows no layers.
 
-Each end has a thread of its own, which alone touches the end's ZeroMQ socket and its link. A
-parcel is announced by message and its tensors follow on the link, so the receiver has exactly
-the right room before anything comes::
+Each end has a thread of its own, which alone touches the end's ZeroMQ socket. A parcel is
+announced and its tensors follow on the link, so the receiver has exactly the right room before
+they come. The announcement goes by message where the link carries nothing but tensors (NCCL),
+else on the link itself; then the sending stage's own thread sends what needs no waiting::
 
     sender                                receiver
     StreamHello(generation, number)   ──▶  checks who it is
@@ -17,7 +18,8 @@ generation, maybe with a neighbour in a new incarnation. Then the receiver's pos
 truth: it needs the parcels from that number on, and no other. The sender keeps what it sent until
 it is trimmed, so a restarted receiver gets again what its former self lost. A restarted sender
 makes its parcels anew, with their old numbers; those the receiver has are not sent, but digests
-show whether they are the same.
+show whether they are the same. The sender works a large parcel's digest out after sending it, and
+tells it with a later one: if it dies before, that parcel is not compared.
 
 Deadlines are those of ``take`` and ``put``, where the stage itself waits, and count only while
 the link stands; the threads wait for as long as it does.

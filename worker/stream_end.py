@@ -104,7 +104,7 @@ class StreamEnd(ABC):
         self._wanted: Target | None = None
         self._connected: Target | None = None
         self._is_closing = False
-        # The thread's own; others may only abort it.
+        # The thread's own; with the gate held others may use it, and abort it at any time.
         self._link: Link | None = None
         self._lost: Target | None = None  # the newest whose link stood and broke
         self._thread: threading.Thread | None = None
@@ -250,9 +250,10 @@ class StreamEnd(ABC):
         return self._link if self._connected == target else None
 
     def _drop_link(self) -> None:
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        with self._gate:  # the stage's thread may be sending on it
+            link, self._link = self._link, None
+        if link is not None:
+            link.close()
 
 
 def _own_cuda_stream(device: torch.device) -> contextlib.AbstractContextManager[object]:

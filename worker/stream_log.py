@@ -17,6 +17,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from ..protocol.errors import ProtocolError
 from ..protocol.messages import Boundary
 from ..protocol.schedule import Kind, Op
 from .boundary import Parcel, describe, payload_bytes, settled, tensors_of
@@ -63,6 +64,7 @@ class LoggedParcel:
         samples: in this micro-batch.
         batch_samples: in the whole mini-batch.
         size_bytes: of the payload.
+        digest: of the payload, once somebody has asked for it.
     """
 
     number: int
@@ -72,6 +74,7 @@ class LoggedParcel:
     samples: int
     batch_samples: int
     size_bytes: int
+    digest: int | None = None
     _complete: torch.cuda.Event | None = None  # reached when the tensors are; None on the host
 
     @classmethod
@@ -97,6 +100,30 @@ class LoggedParcel:
             size_bytes=payload_bytes(boundary),
             _complete=complete,
         )
+
+    def check_size(self) -> None:
+        """See that the payload is as large as its form says: the receiver relies on it.
+
+        Raises:
+            ProtocolError: the receiver would take what comes after it for a part of it.
+        """
+        size_bytes = sum(tensor.nbytes for tensor in self.tensors)
+        if size_bytes != self.size_bytes:
+            raise ProtocolError(
+                f"{self.op} has {size_bytes} bytes to send, and by its form {self.size_bytes}: "
+                "it was changed after it was put"
+            )
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the tensors are complete in host memory."""
+        return self._complete is None
+
+    def take_digest(self) -> int:
+        """Return the digest of the payload, which is on the host."""
+        if self.digest is None:
+            self.digest = digest_of(self.tensors)
+        return self.digest
 
     def wait_complete(self) -> None:
         """Wait until the tensors hold what they are to hold."""
@@ -127,12 +154,13 @@ class StreamLog:
         next_number: of the next parcel that is made for the first time.
         first_number: no receiver may ask for a parcel below it: such were trimmed.
         size_bytes: of the payloads that are kept.
+        peak_bytes: the most that ``size_bytes`` has been.
     """
 
     def __init__(self, epoch_batches: int) -> None:
         self.next_number = 0
         self.first_number = 0
-        self.size_bytes = 0
+        self.size_bytes = self.peak_bytes = 0
         self._epoch_batches = epoch_batches
         self._parcels: list[LoggedParcel] = []
 
@@ -147,6 +175,7 @@ class StreamLog:
         )
         self._parcels.append(parcel)
         self.size_bytes += parcel.size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.size_bytes)
         self.next_number = max(self.next_number, parcel.number + 1)
 
     def from_number(self, number: int) -> LoggedParcel | None:

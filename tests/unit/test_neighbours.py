@@ -174,6 +174,8 @@ def test_what_is_committed_is_trimmed_from_the_logs(open_stage: Open) -> None:
     kept_bytes = above.activations_out.log_bytes_used
     above.trim(2)
     assert above.activations_out.log_bytes_used * 3 == kept_bytes
+    assert above.peak_log_bytes == {"peak_activations_log_bytes": kept_bytes}
+    assert below.peak_log_bytes == {"peak_gradients_log_bytes": 0}
 
 
 def test_after_a_stop_nobody_waits_for_activations_that_will_not_come(open_stage: Open) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -163,19 +164,22 @@ def test_a_stream_over_tcp_delivers_to_a_sender_with_a_known_key() -> None:
 def test_a_receiver_holds_its_window_and_then_the_sender_waits(
     tmp_path: Path, backend: str
 ) -> None:
+    unread = 2 if backend == "direct" else 0  # which are offered, and read when there is room
     with stream_pair(tmp_path, backend=backend, window=2, wait_timeout_s=2) as pair:
         pair.connect()
         large = torch.zeros(3 << 20)  # more than any socket holds on its way
-        for number in range(4):  # two are held there, two wait here
+        waits = 2 + unread
+        for number in range(waits + 2):  # two are held there, and two wait here
             pair.sender.put(parcel(f"F{number}", large))
         wait_until(lambda: pair.receiver.ready(op("F1")), what="F1")
-        with pytest.raises(DeadlineError, match=r"stage 0 waited 2 s for stage 1 to take F2; see"):
-            pair.sender.put(parcel("F4", large))
+        text = rf"stage 0 waited 2 s for stage 1 to take F{waits}; see"
+        with pytest.raises(DeadlineError, match=text):
+            pair.sender.put(parcel(f"F{waits + 2}", large))
         assert not pair.receiver.ready(op("F2"))
-        for number in range(4):
+        for number in range(waits + 2):
             pair.receiver.take(op(f"F{number}"))
-        pair.sender.put(parcel("F5"))
-        assert pair.receiver.take(op("F5")).op == op("F5")
+        pair.sender.put(parcel("F9"))
+        assert pair.receiver.take(op("F9")).op == op("F9")
 
 
 def test_a_parcel_that_does_not_come_is_a_deadline_that_names_it(
@@ -251,7 +255,7 @@ def test_a_neighbour_that_is_gone_is_told_of_once_and_waited_for(
         pair.sender.flush(timeout_s=10)
         pair.sender.close()
         wait_until(lambda: pair.lost_by_receiver, what="the loss")
-        assert "stage 0 is gone: it closed its activations" in pair.lost_by_receiver[0]
+        assert re.search("stage 0.* closed", pair.lost_by_receiver[0])
         assert pair.receiver.take(op("F0")).op == op("F0")  # what had come is still good
         assert not pair.receiver.is_connected
 

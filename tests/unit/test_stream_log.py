@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from spectrain.protocol.errors import JobError
+from spectrain.protocol.errors import JobError, ProtocolError
 from spectrain.protocol.schedule import Op, Schedule, Work, stage_ops
 from spectrain.worker.boundary import Parcel
 from spectrain.worker.stream_log import LoggedParcel, StreamLog, digest_of, is_needed_after
@@ -131,6 +131,7 @@ def test_bytes_are_those_of_all_payloads_that_are_kept() -> None:
     assert (log.size_bytes, len(log)) == (60, 2)
     log.trim(1)
     assert (log.size_bytes, len(log)) == (20, 1)
+    assert log.peak_bytes == 60
 
 
 def test_trim_drops_what_no_restored_stage_asks_for() -> None:
@@ -143,6 +144,14 @@ def test_trim_drops_what_no_restored_stage_asks_for() -> None:
     assert log.first_number == 3  # who needs F3 may well ask from the evaluation on
     log.trim(3)
     assert (numbers(log), log.first_number) == ([5, 6, 7], 3)
+
+
+def test_a_parcel_whose_tensors_are_not_as_large_as_its_form_says_is_found() -> None:
+    parcel = logged("F3", 3, floats=10)
+    parcel.check_size()
+    parcel.tensors = [parcel.tensors[0][1:]]
+    with pytest.raises(ProtocolError, match="F3 has 36 bytes to send, and by its form 40"):
+        parcel.check_size()
 
 
 def test_a_parcel_that_is_made_again_leaves_the_next_number_alone() -> None:

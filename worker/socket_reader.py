@@ -1,0 +1,65 @@
+"""Reads a socket ahead: one call of the system brings a note and the small payload after it."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+
+__all__ = ["SocketReader", "with_length"]
+
+_AHEAD_BYTES = 64 << 10
+"""Read at a time. What is longer goes straight to where it is wanted."""
+
+_LENGTH = struct.Struct("=I")
+
+
+def with_length(note: bytes) -> bytes:
+    """Return a note as ``SocketReader.note`` expects it."""
+    return _LENGTH.pack(len(note)) + note
+
+
+class SocketReader:
+    """The reading side of a connection; nobody else may read from it.
+
+    Args:
+        connection: connected.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._memory = memoryview(bytearray(_AHEAD_BYTES))
+        self._begin = self._end = 0  # what was read ahead
+
+    def note(self, deadline_s: float) -> bytes:
+        """Return the next bytes that were sent ``with_length``; raises as ``fill``."""
+        head = bytearray(_LENGTH.size)
+        self.fill(memoryview(head), deadline_s)
+        note = bytearray(_LENGTH.unpack(head)[0])
+        self.fill(memoryview(note), deadline_s)
+        return bytes(note)
+
+    def fill(self, room: memoryview, deadline_s: float) -> None:
+        """Fill ``room``.
+
+        Raises:
+            ConnectionError: the peer closed the connection, or it broke.
+            TimeoutError: the deadline, by the monotonic clock, has passed.
+        """
+        while room:
+            if self._begin == self._end and len(room) < _AHEAD_BYTES:
+                self._begin, self._end = 0, self._read(self._memory, deadline_s)
+            if self._begin < self._end:
+                count = min(len(room), self._end - self._begin)
+                room[:count] = self._memory[self._begin : self._begin + count]
+                self._begin += count
+            else:
+                count = self._read(room, deadline_s)
+            room = room[count:]
+
+    def _read(self, room: memoryview, deadline_s: float) -> int:
+        self._connection.settimeout(max(0.001, deadline_s - time.monotonic()))
+        count = self._connection.recv_into(room)
+        if not count:
+            raise ConnectionResetError("the peer closed the connection")
+        return count
