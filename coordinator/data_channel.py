@@ -55,15 +55,23 @@ class DataChannel:
         self._thread: threading.Thread | None = None
 
     def start(self, feed: Feed) -> None:
-        """Begin to answer from this feed."""
-        self._thread = threading.Thread(target=self._run, args=(feed,), name="data", daemon=True)
-        self._thread.start()
+        """Begin to answer from this feed; does nothing after ``close``."""
+        thread = threading.Thread(target=self._run, args=(feed,), name="data", daemon=True)
+        with self._lock:
+            if not self._closing:
+                self._thread = thread
+                thread.start()
 
-    def stop_feeding(self) -> int:
-        """Give out no batch that nobody has asked for yet; return the first such batch."""
+    def stop_feeding(self, at_least: int = 0) -> int:
+        """Give out no batch that nobody has asked for yet; return the first such batch.
+
+        Args:
+            at_least: the batches before this one may have been asked for before this process
+                began, and are given out.
+        """
         with self._lock:
             if self._limit is None:
-                self._limit = self._newest_asked + 1
+                self._limit = max(self._newest_asked + 1, at_least)
             return self._limit
 
     def stop_feeding_before(self, batch: int) -> None:
@@ -73,7 +81,8 @@ class DataChannel:
 
     def close(self) -> None:
         """End the thread and close the socket."""
-        self._closing = True
+        with self._lock:  # the job may just be loaded, in another thread
+            self._closing = True
         self._waker.wake()
         if self._thread is not None:
             self._thread.join(timeout=5)

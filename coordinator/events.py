@@ -21,7 +21,9 @@ __all__ = [
     "Planned",
     "Received",
     "Send",
+    "StopFeeding",
     "StopNow",
+    "StopWanted",
     "StoppedFeeding",
     "Tell",
     "Ticked",
@@ -56,8 +58,16 @@ class PlanRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class StopWanted:
+    """Somebody asked for an end in order: after some batch, with weights."""
+
+    reason: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoppedFeeding:
-    """Somebody asked to stop; the feed will give out no batch from ``before`` on."""
+    """As ``StopFeeding`` said, the feed will give out no batch from ``before`` on."""
 
     before: int
     reason: str
@@ -93,7 +103,7 @@ class Ticked:
 
 
 Event: TypeAlias = (
-    Received | Planned | PlanRefused | StoppedFeeding | StopNow | LauncherGone
+    Received | Planned | PlanRefused | StopWanted | StoppedFeeding | StopNow | LauncherGone
     | WeightsArrived | Exported | Ticked
 )  # fmt: skip
 
@@ -132,6 +142,15 @@ class GoBackTo:
 
 
 @dataclass(frozen=True, slots=True)
+class StopFeeding:
+    """Give out no batch that nobody has asked for yet, but all those before ``at_least``."""
+
+    at_least: int
+    reason: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
 class Export:
     """Write the model and the summary."""
 
@@ -145,4 +164,4 @@ class End:
     cause: Cause | None = None
 
 
-Instruction: TypeAlias = Send | Tell | Persist | GoBackTo | Export | End
+Instruction: TypeAlias = Send | Tell | Persist | GoBackTo | StopFeeding | Export | End

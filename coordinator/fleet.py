@@ -49,7 +49,7 @@ class Worker:
         ready: its address, once its stage is built.
         connected: whether all its links stand.
         progress: its newest report.
-        moved: when its newest op last changed, or it last waited.
+        moved: when its newest op last changed, it last waited, or it was started.
         done: its last word, when its op list is finished.
         exited: whether it is known to be gone.
     """
@@ -101,6 +101,13 @@ class Worker:
         """Updates it has done by its newest report."""
         return 0 if self.progress is None else self.progress.version
 
+    def reported(self, progress: Progress, now: float) -> None:
+        """Take note of how far its loop is."""
+        before = self.progress
+        if before is None or before.last_op != progress.last_op or progress.waiting_for:
+            self.moved = now
+        self.progress = progress
+
     def peer(self, *, gradients: bool) -> Peer:
         """Return where a neighbour connects to; it must be ready.
 
@@ -116,9 +123,9 @@ class Worker:
             public_key=ready.public_key,
         )
 
-    def begin_again(self, slot: Slot, host: str) -> None:
+    def begin_again(self, now: float) -> None:
         """Forget the process that was; the next incarnation is on its way."""
-        self.slot, self.host = slot, host
+        self.moved = now
         self.incarnation += 1
         self.pid = 0
         self.heard = self.ready = self.progress = self.done = None

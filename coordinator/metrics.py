@@ -14,7 +14,15 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from ..protocol.errors import ProtocolError
-from ..protocol.messages import BatchResult, Evaluated, Progress, StageDone, Trained, View
+from ..protocol.messages import (
+    BatchResult,
+    Evaluated,
+    Progress,
+    SnapshotWritten,
+    StageDone,
+    Trained,
+    View,
+)
 from ..protocol.schedule import Work
 from ..protocol.settings import Settings
 from .stage_metrics import Placement, Record, StageMetrics
@@ -125,6 +133,10 @@ class Metrics:
     def progress(self, message: Progress) -> None:
         """Take over one worker's counters."""
         self._stages.progress(message)
+
+    def snapshot_written(self, message: SnapshotWritten) -> None:
+        """Take over the size of a stage's newest snapshot."""
+        self._stages.snapshot_written(message)
 
     def trained(self, message: Trained, now_s: float) -> list[Record]:
         """Take over results of mini-batches and return a ``train`` record for each new one.

@@ -9,7 +9,8 @@
                                                                               ENDED ◀── FINISHING
 
 A coordinator that was started again begins in ``REJOINING`` instead and goes on in ``TRAINING``
-when every worker has introduced itself, or has been silent for a lease.
+when every worker has introduced itself, or has been silent for a lease. Whoever wants to stop it
+there has to wait until then.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..protocol.errors import JobError, UserError
+from ..protocol.errors import JobError, SettingsError, UserError
 from ..protocol.job import TiedParameter, load_job, tied_parameters
+from ..protocol.methods import refuse_microbatches
 from ..protocol.schedule import Kind, Op, Work
 from ..protocol.settings import Settings
 from ..protocol.staleness import predicted
@@ -67,6 +68,7 @@ def make_plan(settings: Settings) -> Plan:
         microbatches=settings.microbatches,
         collate=job.collate,
     )
+    _refuse_small_batches(settings, feed.work)
     model = job.build_model(settings.seed, hyper)
     layers = job.flatten(model)
     state_names = tuple(model.state_dict())
@@ -116,6 +118,17 @@ def _cut(costs: list[LayerCost], settings: Settings) -> tuple[int, ...]:
     if wanted == "equal":
         return equal(len(costs), settings.stages)
     return partition([cost(layer) for layer in costs], settings.stages)
+
+
+def _refuse_small_batches(settings: Settings, work: Work) -> None:
+    """Refuse a mini-batch with fewer samples than the method needs micro-batches."""
+    for microbatches in (work.microbatches, work.last_microbatches):
+        refusal = refuse_microbatches(settings.method, settings.stages, microbatches)
+        if refusal is not None:
+            raise SettingsError(
+                f"{refusal}, and a mini-batch of an epoch has only so many samples: choose another "
+                "batch size"
+            )
 
 
 def _refuse_ties(ties: list[TiedParameter], counts: tuple[int, ...]) -> None:

@@ -17,6 +17,7 @@ from ..protocol.codec import Buffer
 from ..protocol.messages import (
     Evaluated,
     Progress,
+    SnapshotWritten,
     StageDone,
     Trained,
     View,
@@ -74,6 +75,11 @@ class RunRecord:
         """Whether there can be numbers."""
         return self._metrics is not None
 
+    @property
+    def batches(self) -> int:
+        """How many batches have results."""
+        return self._known_metrics.batches
+
     def resumed_from(self, update: int) -> None:
         """Forget what the run did after ``update``: it will be done again, bit for bit."""
         self._files.cut_metrics(update)
@@ -105,6 +111,10 @@ class RunRecord:
         """Note how far a worker is."""
         if self._metrics is not None:
             self._metrics.progress(message)
+
+    def snapshot_written(self, message: SnapshotWritten) -> None:
+        """Note how large a stage's newest snapshot is."""
+        self._known_metrics.snapshot_written(message)
 
     def trained(self, message: Trained, now: float) -> None:
         """Write down trained batches."""

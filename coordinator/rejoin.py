@@ -58,6 +58,8 @@ def go_on(fleet: Fleet, repairs: Repairs, now: float) -> list[Instruction]:
         Tell("warning", "the coordinator was restarted and has found the run again"),
         *fleet.to_workers(Go()),
     ]
+    if repairs.stop_message is not None:  # written down, but perhaps not told
+        instructions += fleet.to_workers(repairs.stop_message)
     for index in range(len(fleet.hosts)):
         if index not in fleet.agents:
             instructions += repairs.agent_missing(index, now)

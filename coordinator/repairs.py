@@ -201,7 +201,7 @@ class Repairs:
         return [*told, *self._start(worker, now)]
 
     def _start(self, worker: Worker, now: float) -> list[Instruction]:
-        worker.begin_again(worker.slot, worker.host)
+        worker.begin_again(now)
         repair = self._repairs[worker.stage]
         repair.started_at = now
         repair.from_update = self.catalogue.committed

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from ..protocol.errors import ExitCode
 from ..protocol.messages import Cause, ReserveSnapshots, SnapshotsReserved
+from ..protocol.methods import remembered_copies
+from ..protocol.settings import Settings
 from .events import Send
 from .fleet import Fleet, Worker
 
@@ -18,12 +20,12 @@ _STATE_COPIES = 3  # clean weights, and at most two numbers per weight in common
 _FILES = 3  # the committed round, the next one, and one being written
 
 
-def ask_for_room(fleet: Fleet) -> list[Send]:
+def ask_for_room(fleet: Fleet, settings: Settings) -> list[Send]:
     """Return the question to each host, by what its stages say of their size."""
     replicas = 2 if len(fleet.hosts) > 1 else 1
     questions: list[Send] = []
     for index in fleet.agents:
-        needed = sum(_snapshot_bytes(worker, fleet) for worker in fleet.on_host(index))
+        needed = sum(_snapshot_bytes(worker, settings) for worker in fleet.on_host(index))
         question = ReserveSnapshots(bytes_needed=replicas * _FILES * needed)
         questions.append(Send(f"agent/{index}", question))
     return questions
@@ -47,11 +49,13 @@ def lacks_room(answer: SnapshotsReserved, fleet: Fleet) -> Cause | None:
     )
 
 
-def _snapshot_bytes(worker: Worker, fleet: Fleet) -> int:
+def _snapshot_bytes(worker: Worker, settings: Settings) -> int:
     """Return the most that one snapshot of a stage takes, old weights of N-1-k batches included."""
     assert worker.ready is not None, "sizes are known when a stage is built"
-    in_flight = len(fleet.workers) - 1 - worker.stage
-    return worker.ready.parameters * _FLOAT_BYTES * (_STATE_COPIES + in_flight)
+    stage, stages = worker.stage, settings.stages
+    remembered = remembered_copies(settings.method, settings.predictor, stage, stages)
+    copies = _STATE_COPIES + remembered + stages - 1 - stage
+    return worker.ready.parameters * _FLOAT_BYTES * copies
 
 
 def _mib(size_bytes: int) -> str:

@@ -46,6 +46,7 @@ from .events import (
     Send,
     StopNow,
     StoppedFeeding,
+    StopWanted,
     Tell,
     WeightsArrived,
 )
@@ -58,7 +59,8 @@ from .rejoin import GENERATIONS_PER_LIFE, go_on, recall_workers, remember, stop_
 from .repairs import GiveUp, Repairs
 from .room import ask_for_room, lacks_room
 from .rounds import ABOUT_SNAPSHOTS, Rounds
-from .startup import begin_from_checkpoint, place_workers
+from .startup import are_all_here, begin_from_checkpoint, place_workers
+from .stopping import Stopping
 from .watch import is_fatal, late_start, silent_hosts, silent_workers
 
 __all__ = ["Phase", "RunState"]
@@ -111,6 +113,7 @@ class RunState:
         if self.stopping is not None:
             self.repairs.stop_message = StopBefore(batch=self.stopping.before)
         self._resumes = resumes
+        self._stopping = Stopping(self.fleet, has_fed_all=memory is None and not resumes)
         self._failure = Failure()
         self._weights_arrived = False
 
@@ -127,10 +130,10 @@ class RunState:
             return [*self._start_workers(), *self._rejoined(now)]
         if isinstance(event, PlanRefused):
             return self._end("failed", event.cause.exit_code, event.cause)
+        if isinstance(event, StopWanted | StopNow):
+            return self._stop(event)
         if isinstance(event, StoppedFeeding):
             return self._stop_before(event)
-        if isinstance(event, StopNow):
-            return self._end("stopped", event.exit_code)
         if isinstance(event, LauncherGone):
             return self._end("failed", ExitCode.WORKER_FAILED)
         if isinstance(event, WeightsArrived):
@@ -224,7 +227,8 @@ class RunState:
             case WorkerReady() | WorkerConnected():
                 return self._worker_up(worker, message, now)
             case Progress():
-                return self._progress(worker, message, now)
+                worker.reported(message, now)
+                return self.repairs.progress(worker, message, now)
             # Before there is a plan, results could not be written down before their commit.
             case SnapshotWritten() if self._plan is not None:
                 return self._rounds.hear(worker.slot[0], message)
@@ -255,13 +259,6 @@ class RunState:
             return self.repairs.connected(worker, now)
         return [*self._go(now), *self._rejoined(now)]
 
-    def _progress(self, worker: Worker, message: Progress, now: float) -> list[Instruction]:
-        before = worker.progress
-        if before is None or before.last_op != message.last_op or message.waiting_for:
-            worker.moved = now
-        worker.progress = message
-        return self.repairs.progress(worker, message, now)
-
     def _worker_fault(self, worker: Worker, message: WorkerFault, now: float) -> list[Instruction]:
         if self.phase is Phase.REJOINING:
             return []
@@ -274,23 +271,19 @@ class RunState:
     # -- the way up -----------------------------------------------------------------------------
 
     def _start_workers(self) -> list[Instruction]:
-        fleet = self.fleet
-        # To resume, what each host has on its disk must be known as well.
-        agents = fleet.agents.values()
-        present = [agent for agent in agents if agent.surveyed or not self._resumes]
-        complete = self._plan is not None and len(present) == len(fleet.hosts)
+        complete = self._plan is not None and are_all_here(self.fleet, surveyed=self._resumes)
         if self.phase is not Phase.GATHERING or not complete:
             return []
         resumed = begin_from_checkpoint(self._catalogue) if self._resumes else []
         self.phase = Phase.STARTING
-        return [*resumed, *place_workers(fleet, self.settings.stages)]
+        return [*resumed, *place_workers(self.fleet, self.settings.stages)]
 
     def _connect(self) -> list[Instruction]:
         workers = self.fleet.workers
         if self.phase is not Phase.STARTING or any(worker.ready is None for worker in workers):
             return []
         self.phase = Phase.CONNECTING
-        room = ask_for_room(self.fleet) if self.settings.repairs else []
+        room = ask_for_room(self.fleet, self.settings) if self.settings.repairs else []
         links = [each for stage in range(len(workers)) for each in self.repairs.join(stage)]
         return [*room, *links]
 
@@ -315,24 +308,31 @@ class RunState:
         if self.phase is not Phase.REJOINING or self._plan is None or not all_known:
             return []
         self.phase = Phase.TRAINING
-        begin = [self._persist(), *self._rounds.begin()]
-        return [*begin, *go_on(self.fleet, self.repairs, now)]
+        return [self._persist(), *self._rounds.begin(), *go_on(self.fleet, self.repairs, now)]
 
     # -- the way down ---------------------------------------------------------------------------
 
-    def _stop_before(self, event: StoppedFeeding) -> list[Instruction]:
-        if self.phase is not Phase.TRAINING or event.before < 1:
+    def _stop(self, event: StopWanted | StopNow) -> list[Instruction]:
+        if isinstance(event, StopNow) or self.phase not in (Phase.TRAINING, Phase.REJOINING):
             return self._end("stopped", event.exit_code)
-        if self.stopping is not None:
+        self._stopping.want(event)
+        text = f"{event.reason}: stopping when every stage has told how far it is"
+        return self._stop_feeding() or [Tell("warning", text)]
+
+    def _stop_feeding(self) -> list[Instruction]:
+        if self.phase is not Phase.TRAINING or self._plan is None:
             return []
+        return [*self._stopping.begin(self._catalogue.committed, self._plan.work.train_batches)]
+
+    def _stop_before(self, event: StoppedFeeding) -> list[Instruction]:
+        if self.phase is not Phase.TRAINING or self.stopping is not None:
+            return []
+        if event.before < 1:
+            return self._end("stopped", event.exit_code)
         self.stopping = event
-        persist = self._persist()
         message = self.repairs.stop_message = StopBefore(batch=event.before)
-        return [
-            persist,
-            Tell("warning", f"{event.reason}: stopping after batch {event.before - 1}"),
-            *self.fleet.to_workers(message),
-        ]
+        told = Tell("warning", f"{event.reason}: stopping after batch {event.before - 1}")
+        return [self._persist(), told, *self.fleet.to_workers(message)]
 
     def _export(self) -> list[Instruction]:
         all_done = all(worker.done is not None for worker in self.fleet.workers)
@@ -385,7 +385,7 @@ class RunState:
         if self.phase is not Phase.TRAINING:
             return self._deal_with_silence(now)
         repairs = [*self.repairs.tick(now), *self._rounds.tick(now)]
-        return [*repairs, *self._deal_with_silence(now)]
+        return [*repairs, *self._stop_feeding(), *self._deal_with_silence(now)]
 
     def _deal_with_silence(self, now: float) -> list[Instruction]:
         """Turn hangs into deaths where the run can be repaired, into its end where it cannot."""

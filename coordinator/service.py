@@ -27,6 +27,7 @@ from ..protocol.messages import (
     Progress,
     Quit,
     RunEnded,
+    SnapshotWritten,
     StageDone,
     StopRequested,
     Trained,
@@ -47,8 +48,10 @@ from .events import (
     PlanRefused,
     Received,
     Send,
+    StopFeeding,
     StopNow,
     StoppedFeeding,
+    StopWanted,
     Tell,
     Ticked,
     WeightsArrived,
@@ -146,6 +149,8 @@ class Coordinator:
             self._record.fault(message, host)
         elif isinstance(message, Progress):
             self._record.progress(message)
+        elif isinstance(message, SnapshotWritten):
+            self._record.snapshot_written(message)
         elif isinstance(message, Trained):
             self._record.trained(message, now)
         elif isinstance(message, Evaluated):
@@ -159,7 +164,12 @@ class Coordinator:
         code = ExitCode.INTERRUPTED if by_hand else ExitCode.STOPPED
         if request.abort:
             return StopNow(request.reason, code)
-        return StoppedFeeding(self._data.stop_feeding(), request.reason, code)
+        return StopWanted(request.reason, code)
+
+    def _stop_feeding(self, stop: StopFeeding) -> StoppedFeeding:
+        # Results that are written down must be of batches that the weights have seen.
+        at_least = max(stop.at_least, self._record.batches)
+        return StoppedFeeding(self._data.stop_feeding(at_least), stop.reason, stop.exit_code)
 
     def _post(self, event: Event) -> None:
         """Hand an event to the loop, from any thread."""
@@ -179,6 +189,8 @@ class Coordinator:
                 self._record.persist(instruction.text)
             elif isinstance(instruction, GoBackTo):
                 self._record.resumed_from(instruction.update)
+            elif isinstance(instruction, StopFeeding):
+                self._post(self._stop_feeding(instruction))
             elif isinstance(instruction, Export):
                 self._record.export(self._state)
                 self._post(Exported())

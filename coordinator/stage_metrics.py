@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ..protocol.messages import Progress, StageDone, StageView
+from ..protocol.messages import Progress, SnapshotWritten, StageDone, StageView
 
 __all__ = ["Placement", "Record", "StageMetrics"]
 
@@ -20,6 +20,7 @@ Record: TypeAlias = dict[str, Any]
 _WORK_TIMES = ("forward_s", "backward_s", "predict_s", "update_s", "evaluate_s")
 _WAIT_TIMES = ("wait_upstream_s", "wait_downstream_s", "wait_feed_s")
 _TIMES = (*_WORK_TIMES, *_WAIT_TIMES)
+_PEAKS = ("peak_memory_bytes", "peak_activations_log_bytes", "peak_gradients_log_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class StageMetrics:
         self._progress: dict[int, Progress] = {}
         self._wait_shares: dict[int, float] = {}
         self._done: dict[int, StageDone] = {}
+        self._snapshot_bytes: dict[int, int] = {}
 
     def progress(self, message: Progress) -> None:
         """Take over one worker's counters; those of an incarnation already replaced are old."""
@@ -54,6 +56,10 @@ class StageMetrics:
         is_same_worker = known is not None and message.incarnation == known.incarnation
         self._wait_shares[message.stage] = _wait_share(known if is_same_worker else None, message)
         self._progress[message.stage] = message
+
+    def snapshot_written(self, message: SnapshotWritten) -> None:
+        """Note the size of a stage's newest snapshot."""
+        self._snapshot_bytes[message.stage] = message.size_bytes
 
     def done(self, message: StageDone) -> None:
         """Take over what a stage counted about itself when it finished."""
@@ -90,7 +96,11 @@ class StageMetrics:
         )
 
     def records(self, wall_s: float | None) -> list[Record]:
-        """Return one record of kind ``stage`` each; times are sums since the worker started."""
+        """Return one record of kind ``stage`` each.
+
+        Times are sums, and peaks maxima, since the worker started; ``snapshot_bytes`` is the size
+        of the newest snapshot file, 0 before the first.
+        """
         return [
             {
                 "kind": "stage",
@@ -100,7 +110,8 @@ class StageMetrics:
                 "version": progress.version,
                 "in_flight": progress.in_flight,
                 **{name: getattr(progress, name) for name in _TIMES},
-                "peak_memory_bytes": progress.peak_memory_bytes,
+                "log_bytes": progress.log_bytes,
+                **self._sizes(progress),
                 "messages": progress.messages,
                 "dropped": progress.dropped,
             }
@@ -127,7 +138,7 @@ class StageMetrics:
                 "stage": stage,
                 "layers": self._layer_counts[stage],
                 **_shares(self._progress[stage]),
-                "peak_memory_bytes": self._progress[stage].peak_memory_bytes,
+                **self._sizes(self._progress[stage]),
                 "messages": self._progress[stage].messages,
                 "dropped": self._progress[stage].dropped,
             }
@@ -137,6 +148,10 @@ class StageMetrics:
     @property
     def _stages(self) -> list[int]:
         return sorted(self._progress)
+
+    def _sizes(self, progress: Progress) -> dict[str, int]:
+        peaks = {name: getattr(progress, name) for name in _PEAKS}
+        return {**peaks, "snapshot_bytes": self._snapshot_bytes.get(progress.stage, 0)}
 
 
 def _seconds(progress: Progress, names: Sequence[str]) -> float:

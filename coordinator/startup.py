@@ -7,7 +7,18 @@ from .catalogue import Catalogue
 from .events import GoBackTo, Instruction, Send, Tell
 from .fleet import Fleet, Worker
 
-__all__ = ["begin_from_checkpoint", "place_workers"]
+__all__ = ["are_all_here", "begin_from_checkpoint", "place_workers"]
+
+
+def are_all_here(fleet: Fleet, *, surveyed: bool) -> bool:
+    """Tell whether every host's agent has come.
+
+    Args:
+        fleet: everybody.
+        surveyed: whether it must have told, too, what lies on its host's disk.
+    """
+    agents = fleet.agents.values()
+    return sum(agent.surveyed or not surveyed for agent in agents) == len(fleet.hosts)
 
 
 def place_workers(fleet: Fleet, stages: int) -> list[Instruction]:

@@ -5,6 +5,7 @@ Slow is not dead: a loop that moves, or that waits for a neighbour, is never sus
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from ..protocol.errors import ExitCode
@@ -35,28 +36,32 @@ def silent_hosts(fleet: Fleet, settings: Settings, now: float) -> Iterator[tuple
 def silent_workers(
     fleet: Fleet, settings: Settings, now: float, *, training: bool
 ) -> Iterator[tuple[Worker, Fault]]:
-    """Find workers that have not spoken for a lease, and loops that neither move nor wait.
-
-    A loop is given half of what its neighbours may wait for it, so that it is found and replaced
-    before they give up.
-    """
+    """Find workers that have not spoken for a lease, and those that do not get on."""
     for worker in fleet.workers:
-        if worker.exited or worker.heard is None:
+        if worker.exited:
             continue
         who = {"stage": worker.stage, "incarnation": worker.incarnation}
-        silent_s, stuck_s = now - worker.heard, now - worker.moved
+        silent_s = 0.0 if worker.heard is None else now - worker.heard
+        stuck_s = now - worker.moved
         event: Silent | Stuck | None = None
         if silent_s > settings.lease_s:
             event = Silent(**who, silent_s=silent_s)
-        elif (
-            training
-            and worker.connected
-            and worker.done is None
-            and stuck_s > settings.wait_timeout_s / 2
-        ):
+        elif training and stuck_s > _patience_s(worker, settings):
             event = Stuck(**who, stuck_s=stuck_s)
         if event is not None:
             yield worker, Fault(at_s=now, host=worker.host, event=event, op=worker.doing)
+
+
+def _patience_s(worker: Worker, settings: Settings) -> float:
+    """Return how long a worker may stay where it is while the run trains."""
+    if worker.done is not None:
+        return math.inf
+    if worker.connected:
+        # Half of what its neighbours wait for it: it is replaced before they give up.
+        return settings.wait_timeout_s / 2
+    if worker.ready is None:
+        return settings.start_timeout_s
+    return math.inf  # it waits for links, and keeps a deadline of its own
 
 
 def late_start(limit_s: float, missing: tuple[str, ...]) -> Cause:

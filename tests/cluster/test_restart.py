@@ -46,6 +46,7 @@ OPTIONS = ("--set", "pause_s=0.03", "--snapshot-every", "5")
 LEASE_S = 4
 SHORT_LEASE = ("--lease", str(LEASE_S))
 END_S = 100.0
+GONE_WITHIN_S = 15.0
 
 
 class Quiet(NamedTuple):
@@ -150,6 +151,26 @@ def test_a_host_that_is_cut_off_for_good_gives_its_stages_to_spare_slots(
     assert len(workers) == 2
     cluster["node2"].cut()
     wait_for_moves(run, "node3", workers)
+    assert end(run, quiet) == [0, 0, 1, 1]
+    assert hosts_of(run) == ["node1", "node1", "node3", "node3"]
+
+
+def test_a_host_that_freezes_and_wakes_after_its_stages_have_moved_has_no_say(
+    cluster: Cluster, tmp_path: Path, job: Path, quiet: Quiet
+) -> None:
+    """Nobody can end its workers before others replace them, as if all signals were lost."""
+    run = train(cluster, tmp_path, job, *SHORT_LEASE)
+    frozen = [p for p in cluster["node2"].processes() if not p.name().startswith("sshd")]
+    assert len(run.workers("node2")) == 2
+    for process in frozen:
+        process.suspend()
+    before = run.status()["batch"]
+    wait_until(lambda: run.status()["batch"] > before + 30, what="others to go on", timeout_s=60)
+    for process in frozen:
+        process.resume()
+    assert run.status()["state"] == "training"
+    psutil.wait_procs(frozen, timeout=2 * LEASE_S + GONE_WITHIN_S)
+    assert [process for process in frozen if lives(process)] == []
     assert end(run, quiet) == [0, 0, 1, 1]
     assert hosts_of(run) == ["node1", "node1", "node3", "node3"]
 

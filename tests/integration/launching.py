@@ -91,9 +91,18 @@ def launch(
     *options: str,
     job: str | Path | None = None,
     env: Mapping[str, str] | None = None,
+    within: Sequence[str] = (),
 ) -> Launch:
-    """Start a launch on CPU and return at once."""
-    argv = [LAUNCH, "--device", "cpu", "--run-dir", str(run_dir), *options]
+    """Start a launch on CPU and return at once.
+
+    Args:
+        run_dir: of the run.
+        options: more of the command's.
+        job: the job file.
+        env: variables on top of our own.
+        within: a program and its arguments that becomes the command which follows them.
+    """
+    argv = [*within, LAUNCH, "--device", "cpu", "--run-dir", str(run_dir), *options]
     if job is not None:
         argv.append(str(job))
     process = subprocess.Popen(

@@ -18,7 +18,7 @@ from spectrain.protocol.job import load_job
 from spectrain.protocol.settings import Settings
 from spectrain.worker.pipeline import Outcome, run_in_one_process
 
-__all__ = ["Trial", "losses_of", "wait_for_losses", "worker_of"]
+__all__ = ["GONE_WITHIN_S", "Trial", "losses_of", "wait_for_losses", "worker_of"]
 
 GONE_WITHIN_S = 15
 
@@ -31,7 +31,7 @@ class Trial:
         folder: for the job and the run.
         job: its text.
         stages: one worker each.
-        method: with three micro-batches if it is ``sync``.
+        method: with three micro-batches if it is ``sync`` or ``xpipe``.
         epochs: of seven batches each.
         every: updates from one snapshot round to the next.
         hyper: for ``--set``.
@@ -49,14 +49,16 @@ class Trial:
 
     @property
     def microbatches(self) -> int:
-        return 3 if self.method == "sync" else 1
+        return 3 if self.method in ("sync", "xpipe") else 1
 
     @property
     def job_path(self) -> Path:
         return self.folder / "job.py"
 
-    def start(self, *faults: str, env: Mapping[str, str] | None = None) -> Launch:
-        """Start the run; faults are lines of ``SPECTRAIN_FAULTS``."""
+    def start(
+        self, *faults: str, env: Mapping[str, str] | None = None, within: Sequence[str] = ()
+    ) -> Launch:
+        """Start the run; faults are lines of ``SPECTRAIN_FAULTS``; see ``launch``."""
         write_job(self.folder, self.job)
         options = [
             "--stages", str(self.stages), "--method", self.method,
@@ -66,13 +68,15 @@ class Trial:
         for name, value in self.hyper.items():
             options += ["--set", f"{name}={value}"]
         environment = {"SPECTRAIN_FAULTS": ";".join(faults), **(env or {})}
-        return launch(self.folder / "run", *options, job=self.job_path, env=environment)
+        run_dir = self.folder / "run"
+        return launch(run_dir, *options, job=self.job_path, env=environment, within=within)
 
-    def quiet(self) -> Outcome:
-        """Run it undisturbed, in this process."""
+    def quiet(self, batches: int | None = None) -> Outcome:
+        """Run it undisturbed, in this process; as far as ``batches`` if it is not None."""
         settings = Settings(
             job=str(self.job_path), run_dir="", stages=self.stages, method=self.method,
             microbatches=self.microbatches, batch_size=16, epochs=self.epochs, hyper=self.hyper,
+            max_batches=batches,
         )  # fmt: skip
         plan = make_plan(settings)
         return run_in_one_process(load_job(self.job_path), settings, plan.feed, plan.layer_counts)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -10,10 +12,17 @@ import psutil
 import zmq
 from integration.jobs import NOISY
 from integration.launching import Launch
-from integration.surviving import Trial, losses_of, wait_for_losses, worker_of
+from integration.surviving import (
+    GONE_WITHIN_S,
+    Trial,
+    losses_of,
+    wait_for_losses,
+    worker_of,
+)
 from waiting import wait_until
 
 from spectrain.coordinator.export import weights_sha256
+from spectrain.launch.snapshot_store import SHARED_MEMORY
 
 
 def kill_and_wait_for_another(run: Launch, role: str) -> None:
@@ -39,6 +48,63 @@ def test_the_coordinator_dies_in_peace_in_a_recovery_and_near_commits(tmp_path: 
         kill_and_wait_for_another(run, "coordinator")
         wait_for_losses(run, len(run.losses()) + 10)
     trial.check(run, incarnations=(0, 1, 0, 0))
+
+
+HELD_UP = NOISY.replace(
+    "def datasets(samples: int = 104):",
+    """def datasets(samples: int = 104, hold: str = ""):
+    import time
+    from pathlib import Path
+    while hold and Path(hold).exists():
+        time.sleep(0.01)""",
+)
+"""A coordinator cannot load this job for as long as the file ``hold`` is there."""
+
+
+def test_ctrl_c_while_a_new_coordinator_finds_the_run_ends_it_in_order(tmp_path: Path) -> None:
+    """Row 21, and the user stops the run in the middle of it: the weights are not lost."""
+    hold = tmp_path / "hold"
+    trial = Trial(folder=tmp_path, job=HELD_UP, epochs=10_000, hyper={"hold": str(hold)})
+    run = trial.start()
+    wait_for_losses(run, 50)
+    hold.touch()
+    kill_and_wait_for_another(run, "coordinator")
+    log = run.run_dir / "logs" / "coordinator.log"
+    wait_until(lambda: run.status()["state"] == "rejoining", what="the new coordinator")
+    run.process.send_signal(signal.SIGINT)
+    wait_until(
+        lambda: "Ctrl-C: stopping when every stage has told" in log.read_text(), what="the stop"
+    )
+    hold.unlink()
+    code, out, err = run.end()
+    assert code == 130, out + err
+    run.wait_for_nobody(GONE_WITHIN_S)
+    summary = run.summary()
+    assert summary["stopped_early"] is True
+    assert summary["restarts"] == 0
+    outcome = trial.quiet(batches=summary["updates"])
+    assert run.losses() == losses_of(outcome)
+    assert summary["weights_sha256"] == weights_sha256(outcome.state)
+
+
+def test_everybody_ends_when_nobody_starts_the_coordinator_again_and_may_come_back_later(
+    tmp_path: Path,
+) -> None:
+    """Row 22: a launcher that is stopped keeps the lines open and starts nothing."""
+    trial = Trial(folder=tmp_path, epochs=80, options=("--lease", "3"))
+    run = trial.start()
+    wait_for_losses(run, 50)
+    for role in ("agent", "nursery", "coordinator"):
+        run.role(role)
+    run_id = json.loads((run.run_dir / "run.json").read_text())["run_id"]
+    run.process.send_signal(signal.SIGSTOP)
+    try:
+        run.role("coordinator").kill()
+        run.wait_for_nobody(GONE_WITHIN_S)
+        assert list(SHARED_MEMORY.glob(f"spectrain-*-{run_id[:12]}-*")) == []
+    finally:
+        run.process.send_signal(signal.SIGCONT)
+    trial.check(run, incarnations=(1, 1, 1, 1), restarts=0)
 
 
 def test_agent_and_nursery_die_with_their_workers_and_all_come_back(tmp_path: Path) -> None:
@@ -115,10 +181,5 @@ def test_a_replay_that_differs_is_found_and_not_believed(tmp_path: Path) -> None
     lives.mkdir()
     trial = Trial(folder=tmp_path, job=WHIMSICAL, hyper={"lives": str(lives)})
     run = trial.start("stage=1 phase=backward op=B29 action=kill")
-    code, out, err = run.end()
-    told = out + err
-    assert code == 0, told
-    assert "ReplayMismatchError" in told
-    outcome = trial.quiet()
-    assert run.losses() == losses_of(outcome)
-    assert run.summary()["weights_sha256"] == weights_sha256(outcome.state)
+    told = trial.check(run, incarnations=(0, 2, 0, 0))
+    assert "stage 1 on localhost died: ReplayMismatchError" in told

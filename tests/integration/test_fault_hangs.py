@@ -62,6 +62,34 @@ def test_an_exception_that_always_comes_ends_the_run_and_names_stage_and_op(
     run.wait_for_nobody(15)
 
 
+MISFIT = (
+    NOISY
+    + """
+import os
+from pathlib import Path
+from spectrain.worker.stream_log import LoggedParcel
+
+def put_short(parcel, number, put=LoggedParcel.of):
+    logged = put(parcel, number)
+    once = Path(__file__).with_name("once")
+    if os.environ.get("SPECTRAIN_STAGE") == "1" and str(parcel.op) == "F29" and not once.exists():
+        once.touch()
+        logged.tensors = [tensor[1:] for tensor in logged.tensors]
+    return logged
+
+LoggedParcel.of = put_short
+"""
+)
+"""A job that plants a mistake in the program: one parcel has fewer samples than it says."""
+
+
+def test_a_parcel_that_is_not_as_large_as_it_says_does_not_leave(tmp_path: Path) -> None:
+    """Row 32: its receiver would take what comes behind it for the rest."""
+    trial = Trial(folder=tmp_path, job=MISFIT)
+    told = trial.check(trial.start(), incarnations=(0, 1, 0, 0))
+    assert "stage 1 on localhost died: ProtocolError" in told
+
+
 SLOW = (
     NOISY.replace(
         "    return nn.Sequential(*layers, nn.Linear(width, 3))",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 from integration.launching import Launch
-from integration.surviving import Trial, wait_for_losses, worker_of
+from integration.surviving import GONE_WITHIN_S, Trial, wait_for_losses, worker_of
 from waiting import wait_until
 
 
@@ -126,3 +127,38 @@ def test_a_full_disk_is_told_and_training_goes_on(small_disk: Path, tmp_path: Pa
     told = trial.check(run, incarnations=(0, 1, 0, 0))
     assert "checkpoint on localhost failed" in told
     assert "No space left" in told
+
+
+@pytest.fixture
+def small_memory() -> Sequence[str]:
+    """Return what gives the program after it 4 MiB of shared memory of its own."""
+    mount = 'mount -t tmpfs -o size=4m spectrain-test /dev/shm; exec "$@"'
+    within = ("unshare", "--mount", "sh", "-euc", mount, "sh")
+    if subprocess.run([*within, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("a shared memory of its own needs root")
+    return within
+
+
+def test_too_little_shared_memory_is_refused_before_training(
+    small_memory: Sequence[str], tmp_path: Path
+) -> None:
+    """Row 27: with the size that is needed, and no worker dies of it later."""
+    run = Trial(folder=tmp_path, hyper={"width": "256"}).start(within=small_memory)
+    code, out, err = run.end()
+    told = out + err
+    assert code == 7, told
+    message = run.status()["cause"]["message"]
+    assert re.search(r"/dev/shm/.* has 4 MiB free, and .* need up to \d+ MiB", message), message
+    assert "--snapshot-every 0" in told
+    assert "SIGBUS" not in told
+    assert run.losses() == []
+    run.wait_for_nobody(GONE_WITHIN_S)
+
+
+def test_a_run_without_snapshots_needs_no_shared_memory(
+    small_memory: Sequence[str], tmp_path: Path
+) -> None:
+    """Row 27: what the refusal advises."""
+    options = ("--snapshot-every", "0")
+    trial = Trial(folder=tmp_path, epochs=3, hyper={"width": "256"}, options=options)
+    trial.check(trial.start(within=small_memory), incarnations=(0, 0, 0, 0))

@@ -18,10 +18,14 @@ from spectrain.protocol.settings import Settings
 from spectrain.worker.pipeline import run_in_one_process
 
 
-@pytest.mark.parametrize("method", ["spectrain", "vanilla", "sync"])
-def test_real_processes_and_one_process_end_with_the_same_bits(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "microbatches"),
+    [("spectrain", 1), ("vanilla", 1), ("sync", 3), ("spectrain-v2", 1), ("xpipe", 3), ("2bw", 2)],
+)
+def test_real_processes_and_one_process_end_with_the_same_bits(
+    method: str, microbatches: int, tmp_path: Path
+) -> None:
     job = write_job(tmp_path)
-    microbatches = 3 if method == "sync" else 1
     options = ("--stages", "3", "--method", method, "--microbatches", str(microbatches))
     run = run_to_end(tmp_path / "run", *options, job=job)
     settings = Settings(

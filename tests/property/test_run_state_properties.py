@@ -16,6 +16,7 @@ from spectrain.coordinator.events import (
     Send,
     StopNow,
     StoppedFeeding,
+    StopWanted,
     Ticked,
     WeightsArrived,
 )
@@ -96,6 +97,7 @@ def from_workers() -> st.SearchStrategy[Event]:
 others = st.sampled_from(
     [
         Planned((1, 1), Work(train_batches=3, epoch_batches=3)),
+        StopWanted("Ctrl-C", 130),
         StoppedFeeding(0, "Ctrl-C", 130),
         StoppedFeeding(2, "SIGTERM", 75),
         StopNow("Ctrl-C", 130),

@@ -138,6 +138,15 @@ def test_a_stop_names_the_first_batch_that_nobody_has_asked_for(channel: Channel
     assert channel.channel.stop_feeding() == 4
 
 
+def test_a_stop_lets_through_what_was_asked_for_before_this_process(channel: Channel) -> None:
+    channel.start(epochs=5)
+    channel.ask("F3")
+    channel.answered(1)
+    assert channel.channel.stop_feeding(at_least=6) == 6
+    channel.ask("F6", "F5")
+    assert channel.answered(1) == ["F5"]
+
+
 def test_a_second_stop_names_the_same_batch(channel: Channel) -> None:
     channel.start(epochs=5)
     assert channel.channel.stop_feeding() == 0
@@ -231,6 +240,14 @@ def test_a_part_that_cannot_be_taken_is_dropped_and_the_answers_go_on(
     channel.ask("F0")
     assert channel.answered(1) == ["F0"]
     assert channel.errors.empty()
+
+
+def test_a_channel_that_is_closed_before_the_job_is_loaded_does_not_start(
+    channel: Channel,
+) -> None:
+    channel.channel.close()
+    channel.start()
+    assert channel.channel._thread is None
 
 
 def test_a_channel_that_never_started_can_be_closed(channel: Channel) -> None:

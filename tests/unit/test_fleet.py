@@ -57,8 +57,8 @@ def test_a_worker_that_begins_again_keeps_nothing_of_its_former_self() -> None:
         1, (0, 1), "left", incarnation=2, pid=77, heard=1.0, ready=ready(1), connected=True,
         progress=progress(1), done=done(1), exited=True,
     )  # fmt: skip
-    worker.begin_again((1, 0), "right")
-    assert worker == Worker(1, (1, 0), "right", incarnation=3)
+    worker.begin_again(now=9.0)
+    assert worker == Worker(1, (0, 1), "left", incarnation=3, moved=9.0)
 
 
 def test_slots_are_those_of_living_hosts_in_the_order_of_the_hosts() -> None:

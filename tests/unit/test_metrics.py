@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from spectrain.coordinator.metrics import LOSS_WINDOW_BATCHES, Metrics, Placement, Throughput
 from spectrain.protocol.errors import ProtocolError
-from spectrain.protocol.messages import BatchResult, Evaluated, Progress, StageDone, Trained
+from spectrain.protocol.messages import (
+    BatchResult,
+    Evaluated,
+    Progress,
+    SnapshotWritten,
+    StageDone,
+    Trained,
+)
 from spectrain.protocol.schedule import Work
 from spectrain.protocol.settings import Settings
 
@@ -172,6 +180,49 @@ def test_timings_hold_speed_and_each_stage() -> None:
     }  # fmt: skip
     assert (first["kind"], first["stage"], first["wall_s"]) == ("stage", 0, 4.0)
     assert (second["stage"], second["forward_s"], second["messages"]) == (1, 1.5, 30)
+
+
+def snapshot(stage: int, size_bytes: int) -> SnapshotWritten:
+    return SnapshotWritten(
+        stage=stage, incarnation=0, update=5, path="/dev/shm/s", size_bytes=size_bytes, digest="d",
+        capture_s=0.1, write_s=0.2,
+    )  # fmt: skip
+
+
+SIZES = {
+    "log_bytes": 300, "peak_activations_log_bytes": 500, "peak_gradients_log_bytes": 400,
+}  # fmt: skip
+
+
+def test_a_stage_record_tells_what_its_worker_keeps_for_restarts() -> None:
+    metrics = new_metrics()
+    metrics.progress(progress(0, **SIZES))
+    metrics.progress(progress(1))
+    metrics.snapshot_written(snapshot(0, size_bytes=7000))
+    metrics.snapshot_written(snapshot(0, size_bytes=9000))
+    _, first, second = metrics.timings(1.0)
+    assert {name: first[name] for name in SIZES} == SIZES
+    assert (first["snapshot_bytes"], second["snapshot_bytes"]) == (9000, 0)
+    assert second["log_bytes"] == 0
+
+
+def test_the_summary_tells_the_most_that_each_stage_kept() -> None:
+    metrics = new_metrics()
+    metrics.progress(progress(0, **SIZES))
+    metrics.snapshot_written(snapshot(0, size_bytes=9000))
+    (stage,) = metrics.summary(weights_sha256=None, restarts=0)["stages"]
+    assert stage["peak_activations_log_bytes"] == 500
+    assert stage["peak_gradients_log_bytes"] == 400
+    assert stage["snapshot_bytes"] == 9000
+
+
+def test_every_field_of_every_record_is_in_the_documents() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    metrics = new_metrics()
+    metrics.progress(progress(0))
+    records = metrics.trained(trained(result(0)), now_s=1.0) + metrics.evaluated(evaluated(0))
+    for record in records + metrics.timings(1.0):
+        assert [name for name in (record["kind"], *record) if f"`{name}`" not in document] == []
 
 
 def test_timings_before_the_start_know_no_wall_time() -> None:

@@ -141,7 +141,7 @@ def test_a_job_may_be_a_module_that_is_not_imported(
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     root = tmp_path / "copy"
-    for name in ("coordinator", "examples", "launch", "protocol", "worker"):
+    for name in ("coordinator", "examples", "launch", "optimizers", "protocol", "worker"):
         (root / name).mkdir(parents=True)
         (root / name / "__init__.py").write_text(f"# {name}\n")
     (root / "__init__.py").write_text("# root\n")
@@ -161,7 +161,7 @@ def test_every_source_file_counts(copy: Path) -> None:
     (copy / "worker" / "methods").mkdir()
     (copy / "worker" / "methods" / "new.py").write_text("")
     digests.add(package_digest(copy))
-    assert len(digests) == 8
+    assert len(digests) == 9
 
 
 def test_where_one_file_ends_and_the_next_begins_counts(copy: Path) -> None:

@@ -6,7 +6,20 @@ import pytest
 from unit.test_repairs import die, say, snapshot, started
 from unit.test_run_state import WORK, Run, agent_hello, done, hello, links, progress, ready, sent
 
-from spectrain.coordinator.events import Instruction, Persist, Planned, StoppedFeeding, Tell
+from spectrain.coordinator.events import (
+    End,
+    Export,
+    Exported,
+    Instruction,
+    Persist,
+    Planned,
+    StopFeeding,
+    StopNow,
+    StoppedFeeding,
+    StopWanted,
+    Tell,
+    WeightsArrived,
+)
 from spectrain.coordinator.memory import Memory
 from spectrain.coordinator.rejoin import GENERATIONS_PER_LIFE
 from spectrain.coordinator.run_state import Phase, RunState
@@ -237,6 +250,60 @@ def test_a_stop_is_kept_and_told_to_whoever_is_restarted() -> None:
     say(run, 1, 1, hello(1))
     told = say(run, 1, 1, ready(1))
     assert sent(told, StopBefore) == [("worker/1/1", StopBefore(batch=7))]
+
+
+def test_a_stop_that_was_written_down_is_told_to_those_who_may_not_have_heard_of_it() -> None:
+    before = training()
+    before.handle(StoppedFeeding(7, "SIGTERM", 75))
+    _, told = rejoined(before)
+    assert sent(told, StopBefore) == [
+        ("worker/0/0", StopBefore(batch=7)), ("worker/1/0", StopBefore(batch=7)),
+    ]  # fmt: skip
+
+
+def feeds_stopped(instructions: list[Instruction]) -> list[StopFeeding]:
+    return [each for each in instructions if isinstance(each, StopFeeding)]
+
+
+def test_a_stop_while_the_run_is_found_again_waits_until_all_have_told_how_far_they_are() -> None:
+    run = restarted(training())
+    introduce_agent(run, 0)
+    introduce_agent(run, 1)
+    introduce(run, 0)
+    assert run.handle(StopWanted("Ctrl-C", 130)) == [
+        Tell("warning", "Ctrl-C: stopping when every stage has told how far it is")
+    ]
+    introduce(run, 1)
+    assert run.state.phase is Phase.TRAINING
+    run.worker(0, progress(0))
+    assert feeds_stopped(run.wait(1)) == []
+    run.worker(1, progress(1))
+    ((stop),) = feeds_stopped(run.wait(1))
+    assert (stop.reason, stop.exit_code) == ("Ctrl-C", 130)
+    assert feeds_stopped(run.wait(1)) == []
+
+
+def test_a_run_that_was_stopped_while_it_was_found_again_ends_with_its_weights() -> None:
+    run = restarted(training())
+    introduce_agent(run, 0)
+    introduce_agent(run, 1)
+    run.handle(StopWanted("Ctrl-C", 130))
+    for stage in range(2):
+        introduce(run, stage)
+        run.worker(stage, progress(stage))
+    ((stop),) = feeds_stopped(run.wait(1))
+    told = run.handle(StoppedFeeding(stop.at_least, stop.reason, stop.exit_code))
+    assert len(sent(told, StopBefore)) == 2
+    for stage in range(2):
+        run.worker(stage, done(stage))
+    assert run.handle(WeightsArrived()) == [Export()]
+    assert run.handle(Exported()) == [End("stopped", 130)]
+
+
+def test_a_second_wish_to_stop_a_run_that_is_being_found_again_ends_it_at_once() -> None:
+    run = restarted(training())
+    run.handle(StopWanted("Ctrl-C", 130))
+    assert run.handle(StopNow("Ctrl-C", 130)) == [End("stopped", 130)]
 
 
 def test_a_run_that_was_not_stopped_remembers_no_stop() -> None:

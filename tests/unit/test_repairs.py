@@ -472,6 +472,23 @@ def test_a_hanging_worker_is_killed_once_by_its_agent() -> None:
     assert started(die(run, 1)) == [("agent/0", 1, 1, 1)]
 
 
+def test_a_restarted_worker_that_never_gets_ready_is_killed_and_started_again() -> None:
+    run = training()
+    die(run, 1)
+    say(run, 1, 1, hello(1))
+    told: list[Instruction] = []
+    for second in range(1, 63):
+        for index in (0, 1):
+            run.hear(f"agent/{index}", Heartbeat())
+        for stage in (0, 2):
+            run.worker(stage, progress(stage, waiting_for="x"))
+        say(run, 1, 1, changed(progress(1, last_op=""), state="building"))
+        told += run.wait(1)
+        assert bool(sent(told, KillWorker)) == (second > 60)
+    assert Tell("warning", "stage 1 on left hangs, before its first op") in told
+    assert started(die(run, 1, 1) + run.wait(1)) == [("agent/0", 1, 2, 1)]
+
+
 def test_when_a_worker_could_not_read_its_snapshot_all_go_back_to_a_checkpoint() -> None:
     run = training(stages=2, hosts=("only",))
     for stage in range(2):

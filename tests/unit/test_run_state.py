@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from spectrain.coordinator.events import (
     End,
     Event,
@@ -17,8 +15,10 @@ from spectrain.coordinator.events import (
     PlanRefused,
     Received,
     Send,
+    StopFeeding,
     StopNow,
     StoppedFeeding,
+    StopWanted,
     Tell,
     Ticked,
     WeightsArrived,
@@ -248,6 +248,14 @@ def test_a_refused_plan_ends_the_run_with_its_cause() -> None:
     assert Run().handle(PlanRefused(cause)) == [End("failed", 2, cause)]
 
 
+def test_a_stop_that_is_wanted_begins_with_the_end_of_the_feed() -> None:
+    run = Run()
+    run.up_to_training()
+    assert run.handle(StopWanted("Ctrl-C", 130)) == [StopFeeding(0, "Ctrl-C", 130)]
+    assert run.wait(1)
+    assert not any(isinstance(each, StopFeeding) for each in run.wait(1))
+
+
 def test_a_stop_request_lets_every_stage_finish_the_same_batches() -> None:
     run = Run()
     run.up_to_training()
@@ -274,11 +282,19 @@ def test_a_stopped_run_ends_with_the_code_of_its_reason() -> None:
     assert run.handle(Exported()) == [End("stopped", ExitCode.STOPPED)]
 
 
-@pytest.mark.parametrize("before", [0, 5])
-def test_stopping_before_training_began_ends_at_once(before: int) -> None:
+def test_stopping_before_training_began_ends_at_once() -> None:
     run = Run()
     run.up_to_starting()
-    assert end_of(run.handle(StoppedFeeding(before, "Ctrl-C", 130))).exit_code == 130
+    assert end_of(run.handle(StopWanted("Ctrl-C", 130))).exit_code == 130
+
+
+def test_a_feed_that_ends_when_the_run_fails_already_changes_nothing() -> None:
+    run = Run()
+    run.up_to_training()
+    run.handle(StopWanted("Ctrl-C", 130))
+    run.hear("agent/0", exited(1, -9))
+    assert run.handle(StoppedFeeding(5, "Ctrl-C", 130)) == []
+    assert end_of(run.wait(2)).exit_code == 137
 
 
 def test_stopping_before_the_first_batch_was_fed_ends_at_once() -> None:

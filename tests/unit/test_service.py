@@ -442,6 +442,23 @@ def test_a_stop_from_before_the_restart_holds(restart: Start) -> None:
     assert (ended.exit_code, ended.state) == (75, "stopped")
 
 
+def test_a_restarted_coordinator_that_has_fed_nothing_yet_still_stops_in_order(
+    restart: Start,
+) -> None:
+    run = restart()
+    rejoin(run)
+    run.worker.hear(Go)
+    run.train(0, 1, 2)
+    run.launcher.say(StopRequested(reason="Ctrl-C", abort=False))
+    run.worker.say(progress(0))
+    assert run.worker.hear(StopBefore) == StopBefore(batch=4)  # the last of this job is 3
+    run.train(3)
+    run.deliver()
+    ended = run.launcher.hear(RunEnded)
+    assert (ended.exit_code, ended.state) == (130, "stopped")
+    assert json.loads(ended.summary_json)["updates"] == 4
+
+
 def training_view(run: Run) -> View | None:
     view = run.launcher.hear(View)
     return view if view.state == "training" else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from unit.test_run_state import agent_hello, done, fault, progress
+from unit.test_run_state import agent_hello, done, fault, progress, ready
 
 from spectrain.coordinator.first_cause import Silent, Stuck
 from spectrain.coordinator.fleet import Agent, Fleet, Worker
@@ -13,7 +13,9 @@ from spectrain.coordinator.watch import is_fatal, late_start, silent_hosts, sile
 from spectrain.protocol.errors import ExitCode
 from spectrain.protocol.settings import Settings
 
-SETTINGS = Settings(job="job.py", run_dir="/run", stages=1, lease_s=10, wait_timeout_s=30)
+SETTINGS = Settings(
+    job="job.py", run_dir="/run", stages=1, lease_s=10, wait_timeout_s=30, start_timeout_s=60
+)
 NOW = 100.0
 
 
@@ -63,10 +65,23 @@ def test_nobody_is_stuck_before_training() -> None:
 def test_a_worker_that_builds_its_links_or_is_done_is_not_stuck() -> None:
     connecting = a_worker(moved=0)
     connecting.connected = False
+    connecting.ready = ready(0)
     assert suspects(connecting) == []
     finished = a_worker(moved=0)
     finished.done = done(0)
     assert suspects(finished) == []
+
+
+@pytest.mark.parametrize("heard", [NOW, None], ids=["building", "without a word"])
+def test_a_restarted_worker_may_take_as_long_as_a_start_until_it_is_ready(
+    heard: float | None,
+) -> None:
+    starting = a_worker(heard=heard, moved=NOW - 60)
+    starting.connected = False
+    assert suspects(starting) == []
+    starting.moved = NOW - 61
+    assert suspects(starting) == [Stuck(stage=0, incarnation=2, stuck_s=61)]
+    assert suspects(starting, training=False) == []
 
 
 def test_who_is_gone_or_has_never_spoken_is_not_silent() -> None:
