@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from .. import __version__
+from ..protocol.methods import METHODS, PREDICTORS
 
 __all__ = ["launch", "main"]
 
@@ -52,8 +53,13 @@ def _size_bytes(_: click.Context, __: click.Parameter, text: str | None) -> int 
 @click.option("--nodes", metavar="FILE", help="Host file, or 'slurm' inside an allocation.")
 @click.option("-H", "--hosts", metavar="LIST", help="Hosts, such as node1:4,node2:4.")
 @click.option("--stages", type=int, help="Parts to cut the model into, one worker each.")
-@click.option("--method", help="Staleness method: spectrain, vanilla or sync.")
-@click.option("--microbatches", type=int, help="Micro-batches per mini-batch (method sync).")
+@click.option("--method", metavar="NAME", help=f"Staleness method: {', '.join(METHODS)}.")
+@click.option("--microbatches", type=int, help="Micro-batches per mini-batch, of some methods.")
+@click.option("--predictor", type=click.Choice(list(PREDICTORS)), help="How to look ahead.")
+@click.option("--horizon", type=click.Choice(["paper", "exact"]),
+              help="Backwards last as long as forwards, or twice as long.")  # fmt: skip
+@click.option("--predict-lr", type=click.Choice(["current", "scheduled"]),
+              help="Look ahead by the coming learning rate, or by the schedule.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="What stages compute on.")
 @click.option("--precision", type=click.Choice(["fp32", "bf16"]), help="Type of live weights.")
 @click.option("--batch-size", type=int, help="Samples per mini-batch.")

@@ -37,9 +37,10 @@ from .supervisor import Place, Supervisor, listen_address
 __all__ = ["run"]
 
 _SETTINGS = (
-    "stages", "method", "microbatches", "device", "precision", "batch_size", "epochs",
-    "max_batches", "seed", "threads", "evaluate", "max_restarts", "snapshot_every",
-    "log_memory_bytes", "start_timeout_s", "wait_timeout_s", "lease_s", "grace_s",
+    "stages", "method", "microbatches", "predictor", "horizon", "predict_lr", "device",
+    "precision", "batch_size", "epochs", "max_batches", "seed", "threads", "evaluate",
+    "max_restarts", "snapshot_every", "log_memory_bytes", "start_timeout_s", "wait_timeout_s",
+    "lease_s", "grace_s",
 )  # fmt: skip
 """Options that are settings of the run under the same name."""
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import islice
 
 __all__ = ["Kind", "Op", "Schedule", "Work", "stage_ops"]
 
@@ -32,7 +33,8 @@ class Kind(str, Enum):
 class Schedule(str, Enum):
     """How a stage interleaves forwards and backwards.
 
-    ``ASYNCHRONOUS``: 1F1B without flush, one update after every backward.
+    ``ASYNCHRONOUS``: 1F1B over the micro-batches of all batches in a row, without flush; a batch is
+    updated after its last backward.
     ``FLUSHED``: 1F1B over the micro-batches of one batch, then one update for all of them.
     """
 
@@ -77,7 +79,7 @@ class Work:
         train_batches: mini-batches of the whole run, at least 1.
         epoch_batches: mini-batches of one epoch, at least 1.
         evaluation_batches: batches of one evaluation round; 0 where there is no test set.
-        microbatches: micro-batches of a full mini-batch (``FLUSHED`` only).
+        microbatches: micro-batches of a full mini-batch.
         last_microbatches: micro-batches of an epoch's last, smaller mini-batch, which may hold
             fewer samples than ``microbatches``.
     """
@@ -140,17 +142,21 @@ def stage_ops(
 
 
 def _asynchronous(stage: int, stages: int, work: Work, updates: int) -> Iterator[Op]:
-    warm_up = min(stages - 1 - stage, work.train_batches)
+    warm_up = stages - 1 - stage
+    forwards = (
+        Op(Kind.FORWARD, batch, micro)
+        for batch in range(updates, work.train_batches)
+        for micro in range(work.microbatches_of(batch))
+    )
+    begun = list(islice(forwards, warm_up))
     if updates:
         yield from _evaluation(updates - 1, work)
     else:
-        for batch in range(warm_up):
-            yield Op(Kind.FORWARD, batch)
+        yield from begun
     for batch in range(updates, work.train_batches):
-        ahead = batch + warm_up
-        if ahead < work.train_batches:
-            yield Op(Kind.FORWARD, ahead)
-        yield Op(Kind.BACKWARD, batch)
+        for micro in range(work.microbatches_of(batch)):
+            yield from islice(forwards, 1)
+            yield Op(Kind.BACKWARD, batch, micro)
         yield Op(Kind.UPDATE, batch)
         yield from _evaluation(batch, work)
 

@@ -7,24 +7,18 @@ launcher before this record exists; nothing here reads files or the environment.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from .errors import SettingsError
+from .methods import METHODS, PREDICTORS, Horizon, PredictLr, refuse_microbatches
 from .schedule import Schedule
 
-__all__ = ["METHODS", "Device", "Precision", "Settings"]
+__all__ = ["Device", "Precision", "Settings"]
 
 Device = Literal["cpu", "cuda"]
 Precision = Literal["fp32", "bf16"]
-
-METHODS: Mapping[str, Schedule] = {
-    "spectrain": Schedule.ASYNCHRONOUS,
-    "vanilla": Schedule.ASYNCHRONOUS,
-    "sync": Schedule.FLUSHED,
-}
-"""Every staleness method by name, and the schedule it runs under."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +30,12 @@ class Settings:
         hyper: what ``--set`` passes to the job's functions, by parameter name.
         stages: how many parts the model is cut into, one worker each.
         method: a key of ``METHODS``.
-        microbatches: micro-batches per mini-batch; more than 1 only with ``sync``.
+        microbatches: micro-batches per mini-batch; the method says how many it can take.
+        predictor: a key of ``PREDICTORS``, for methods that look ahead.
+        horizon: how long a slot of the pipeline is taken to be, for methods that aim at a later
+            moment than a batch's own update: as in the paper, or with backwards of twice a forward.
+        predict_lr: whether looking ahead takes the coming update's learning rate for all updates,
+            or goes by the job's schedule.
         device: what the stages compute on.
         precision: type of the live weights; the clean ones are always fp32.
         batch_size: samples per mini-batch.
@@ -68,6 +67,9 @@ class Settings:
     hyper: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     method: str = "spectrain"
     microbatches: int = 1
+    predictor: str = "velocity"
+    horizon: Horizon = "paper"
+    predict_lr: PredictLr = "current"
     device: Device = "cpu"
     precision: Precision = "fp32"
     batch_size: int = 64
@@ -99,7 +101,7 @@ class Settings:
     @property
     def schedule(self) -> Schedule:
         """The order of ops that the method runs under."""
-        return METHODS[self.method]
+        return METHODS[self.method].schedule
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values that JSON can hold."""
@@ -140,7 +142,15 @@ _WHOLE = frozenset(
 )  # fmt: skip
 _WHOLE_OR_NONE = frozenset(("max_batches", "snapshot_every"))
 _SECONDS = ("start_timeout_s", "wait_timeout_s", "heartbeat_s", "lease_s", "grace_s")
-_WORDS = ("job", "run_dir", "method", "device", "precision")
+_CHOICES: Mapping[str, Collection[str]] = {
+    "device": ("cpu", "cuda"),
+    "precision": ("fp32", "bf16"),
+    "method": METHODS,
+    "predictor": PREDICTORS,
+    "horizon": ("paper", "exact"),
+    "predict_lr": ("current", "scheduled"),
+}
+_WORDS = ("job", "run_dir", *_CHOICES)
 
 
 def _type_problems(settings: Settings) -> list[str]:
@@ -190,21 +200,27 @@ def _problems(settings: Settings) -> list[str]:
         settings.lease_s >= 2 * settings.heartbeat_s,
         f"lease_s = {settings.lease_s} must be at least twice heartbeat_s = {settings.heartbeat_s}",
     )
-    need(
-        settings.method in METHODS,
-        f"method = {settings.method!r}: must be one of {', '.join(METHODS)}",
-    )
-    need(settings.device in ("cpu", "cuda"), f"device = {settings.device!r}: must be cpu or cuda")
-    need(
-        settings.precision in ("fp32", "bf16"),
-        f"precision = {settings.precision!r}: must be fp32 or bf16",
-    )
-    need(
-        settings.microbatches == 1 or settings.method == "sync",
-        f"microbatches = {settings.microbatches} needs method = sync; "
-        f"{settings.method} updates after every mini-batch",
-    )
+    for name, words in _CHOICES.items():
+        value = getattr(settings, name)
+        *others, last = words
+        need(value in words, f"{name} = {value!r}: must be {', '.join(others)} or {last}")
+    if settings.method in METHODS and settings.stages >= 1:
+        problems.extend(_method_problems(settings))
     problems.extend(_partition_problems(settings))
+    return problems
+
+
+def _method_problems(settings: Settings) -> list[str]:
+    method, predictor = settings.method, settings.predictor
+    problems: list[str] = []
+    if settings.microbatches >= 1:
+        refusal = refuse_microbatches(method, settings.stages, settings.microbatches)
+        problems.extend([] if refusal is None else [refusal])
+    is_known = predictor in PREDICTORS
+    if is_known and predictor != "velocity" and predictor not in METHODS[method].predictors:
+        problems.append(f"predictor = {predictor}: {method} does not predict in a way to choose")
+    if predictor == "last-delta" and settings.predict_lr == "scheduled":
+        problems.append("predict_lr = scheduled: last-delta takes the last update, and has no lr")
     return problems
 
 

@@ -5,7 +5,8 @@ updated after exactly i others, so version i is what batch i would read if nothi
 and all numbers here are distances from it:
 
 * *staleness* is how far behind it the weights are when a batch reads them;
-* the *horizon* s is how far ahead prediction has to look from there.
+* the *horizon* s is how far ahead prediction has to look from there: over the updates that it is
+  behind, and where a method aims at a later moment, over those of later batches until then.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from .methods import Horizon
 from .schedule import Kind, Op, Schedule, Work
 
 __all__ = [
     "Staleness",
     "StalenessCounter",
     "Tallies",
-    "horizon",
+    "behind",
+    "later_backwards",
     "measure",
     "predicted",
     "with_versions",
@@ -31,27 +34,34 @@ Tallies: TypeAlias = tuple[tuple[int, int, int], tuple[int, int, int]]
 """Count, sum and maximum of the staleness of forwards, then of backwards."""
 
 
-def horizon(op: Op, version: int, stage: int) -> int:
-    """Return s, the number of updates that the weights read by ``op`` should be predicted ahead.
-
-    SpecTrain (arXiv 1809.02839) aims every pass of a batch at one moment, the end of the batch's
-    backward on stage 0. By then stage k has made the updates of all batches before this one, and,
-    in the paper's packed timeline of equal slots, those of ``k // 2`` later ones::
-
-        s = (batch - version) + k // 2
-
-    In steady state this is the paper's ``N - 1 - k + k // 2`` for a forward and ``k // 2`` for a
-    backward. The first term, counted rather than assumed, also holds in warm-up. The second is
-    the paper's convention and is kept while the pipeline drains, although fewer than ``k // 2``
-    later batches are left then.
+def behind(op: Op, version: int) -> int:
+    """Return how many updates of earlier batches are missing when a forward or backward runs.
 
     Args:
-        op: a forward or a backward of the asynchronous schedule; the flushed one has no stale
-            weights and predicts nothing.
+        op: a forward or a backward.
         version: updates the stage's weights have seen, ``0 <= version <= op.batch``.
-        stage: k, from 0 at the input side.
     """
-    return _behind(op, version) + stage // 2
+    assert op.kind in (Kind.FORWARD, Kind.BACKWARD), f"{op} is neither a forward nor a backward"
+    assert 0 <= version <= op.batch, f"{op} at version {version} comes after its own update"
+    return op.batch - version
+
+
+def later_backwards(stage: int, horizon: Horizon) -> int:
+    """Return how many later micro-batches stage k sends back before one of its is back on stage 0.
+
+    In a packed pipeline of equal stages that is ``floor(k * b / (f + b))``, with f and b how long a
+    forward and a backward last. SpecTrain's paper counts slots of one op each, ``k // 2``; a
+    backward has twice the work of a forward as a rule, ``2 * k // 3``. A ratio that was measured
+    would differ from run to run, and so would the weights.
+
+    While the pipeline drains, fewer than that are left. This is not taken into account: where a
+    run ends is not known before.
+
+    Args:
+        stage: k, from 0 at the input side.
+        horizon: "paper" for b = f, "exact" for b = 2f.
+    """
+    return stage // 2 if horizon == "paper" else 2 * stage // 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +94,9 @@ class StalenessCounter:
         Updates and evaluations read no weights on behalf of a batch and are passed over.
         """
         if op.kind is Kind.FORWARD:
-            self._forward.add(_behind(op, version))
+            self._forward.add(behind(op, version))
         elif op.kind is Kind.BACKWARD:
-            self._backward.add(_behind(op, version))
+            self._backward.add(behind(op, version))
 
     @property
     def staleness(self) -> Staleness:
@@ -118,23 +128,52 @@ def measure(ops: Iterable[Op]) -> Staleness:
 def predicted(schedule: Schedule, stage: int, stages: int, work: Work) -> Staleness:
     """Return what ``measure`` would count for this stage, without walking its op list.
 
-    With ``d = N - 1 - k`` batches in flight behind it, the forward of batch i misses
-    ``min(i, d)`` updates: none for the first batch, one more for each that fills the pipeline,
-    then d for good. A backward comes right before its own update and misses none; nor does
-    anything in the flushed schedule, which updates only when the pipeline is empty.
+    With ``d = N - 1 - k`` micro-batches in flight behind it, the update of a batch is missed by the
+    d forwards that follow the batch's last one, or by all that there are. A backward comes after
+    all earlier updates and misses none; nor does anything in the flushed schedule, which updates
+    only when the pipeline is empty.
     """
     if schedule is Schedule.FLUSHED:
         return Staleness()
-    batches = work.train_batches
-    delay = min(stages - 1 - stage, batches)  # a run shorter than the pipeline never fills it
-    missed = delay * (delay - 1) // 2 + delay * (batches - delay)
-    return Staleness(forward_mean=missed / batches, forward_max=min(delay, batches - 1))
+    batches, delay = work.train_batches, stages - 1 - stage
+    missed, following, batch = 0, 0, batches - 1
+    while batch >= 0 and following < delay:  # from the end, as long as fewer than d follow
+        missed += following
+        following += work.microbatches_of(batch)
+        batch -= 1
+    missed += delay * (batch + 1)
+    return Staleness(
+        forward_mean=missed / _forwards(work),
+        forward_max=max(_updates_within(delay, batch, work) for batch in _busiest(delay, work)),
+    )
 
 
-def _behind(op: Op, version: int) -> int:
-    assert op.kind in (Kind.FORWARD, Kind.BACKWARD), f"{op} is neither a forward nor a backward"
-    assert 0 <= version <= op.batch, f"{op} at version {version} comes after its own update"
-    return op.batch - version
+def _forwards(work: Work) -> int:
+    """Return the forwards of the whole run on one stage."""
+    epochs = work.train_batches // work.epoch_batches
+    return (work.train_batches - epochs) * work.microbatches + epochs * work.last_microbatches
+
+
+def _busiest(delay: int, work: Work) -> Iterable[int]:
+    """Return batches, one of which has the most batches end within d forwards of its own end.
+
+    All epochs are alike, and so are their batches as long as the end of the epoch is out of reach.
+    """
+    end = min(work.epoch_batches, work.train_batches)
+    return {0, *range(max(0, end - 1 - delay), end)}
+
+
+def _updates_within(delay: int, batch: int, work: Work) -> int:
+    """Return how many batches end within d forwards, counted from and including the end of one.
+
+    All of them are missed by the last of these forwards. No forward comes after the last batch.
+    """
+    updates, forwards = 0, 0
+    while forwards < delay and batch + 1 < work.train_batches:
+        updates += 1
+        batch += 1
+        forwards += work.microbatches_of(batch)
+    return updates
 
 
 class _Tally:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from spectrain.protocol.job import Job
+from spectrain.protocol.methods import METHODS
 from spectrain.protocol.schedule import Kind, Op, Work
 from spectrain.protocol.settings import Settings
 from spectrain.worker.build import Parts, build_stage
@@ -50,6 +51,10 @@ def sgd(lr: float = 0.1, momentum: float = 0.5, **options: Any) -> Callable[...,
 
 def adamw(lr: float = 0.01, **options: Any) -> Callable[..., Any]:
     return lambda params: torch.optim.AdamW(params, lr=lr, **options)
+
+
+def nadam(params: list[nn.Parameter]) -> torch.optim.NAdam:
+    return torch.optim.NAdam(params, lr=0.01)
 
 
 def make_job(
@@ -120,6 +125,11 @@ def _rows(value: Any) -> int:
     return len(value) if value.ndim else 1
 
 
+def least_microbatches(method: str, stages: int) -> int:
+    """Return the fewest micro-batches that the method works with; 1 for most."""
+    return METHODS[method].least_microbatches(stages)
+
+
 def make_settings(stages: int, method: str = "spectrain", **options: Any) -> Settings:
     return Settings(job="job.py", run_dir="runs", stages=stages, method=method, **options)
 
@@ -131,8 +141,10 @@ def build_all(
     return [build_stage(job, settings, layer_counts, k) for k in range(len(layer_counts))]
 
 
-def join(parts: Sequence[Parts], feed: ListFeed, method: str = "spectrain") -> list[Loop]:
-    return connect(parts, feed, schedule=make_settings(len(parts), method).schedule)
+def join(
+    parts: Sequence[Parts], feed: ListFeed, method: str = "spectrain", **options: Any
+) -> list[Loop]:
+    return connect(parts, feed, schedule=make_settings(len(parts), method, **options).schedule)
 
 
 def train(
@@ -145,15 +157,25 @@ def train(
 
 
 def train_chain(
-    layers: int, batches: int, method: str, optimizer: Callable[..., Any] | None = None
+    layers: int,
+    batches: int,
+    method: str,
+    optimizer: Callable[..., Any] | None = None,
+    **options: Any,
 ) -> tuple[list[Scale], list[float]]:
     """Train a chain with one layer per stage on a constant 1; return layers and end weights."""
     job = make_job(lambda: chain(layers), loss=half_square, optimizer=optimizer)
     feed = ListFeed([(torch.ones(1), torch.zeros(1))] * batches)
-    parts = build_all(job, [1] * layers, method)
+    parts = build_all(job, [1] * layers, method, **options)
     drive(join(parts, feed, method))
     ends = [next(iter(part.weights.clean_state().values())).item() for part in parts]
     return [part.stage.layers[0][1] for part in parts], ends
+
+
+def _split(inputs: Any, targets: Any, parts: int) -> list[Pair]:
+    if parts == 1:
+        return [(inputs, targets)]
+    return list(zip(inputs.tensor_split(parts), targets.tensor_split(parts), strict=True))
 
 
 def train_plainly(
@@ -165,10 +187,14 @@ def train_plainly(
     losses: list[float] = []
     for inputs, targets in feed.train:
         optimizer.zero_grad()
-        loss = job.loss(model(inputs), targets)
-        loss.backward()
+        total = 0.0
+        for piece, wanted in _split(inputs, targets, feed.microbatches):
+            loss = job.loss(model(piece), wanted)
+            share = _rows(piece) / _rows(inputs)
+            (loss if share == 1 else loss * share).backward()
+            total += loss.item() * share
         optimizer.step()
-        losses.append(loss.item())
+        losses.append(total)
     return model.state_dict(), losses
 
 

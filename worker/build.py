@@ -6,21 +6,35 @@ its own layers. No streams and no data here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
+from ..protocol import methods
+from ..protocol.errors import JobError
 from ..protocol.job import Job
 from ..protocol.settings import Settings
-from .methods import METHODS, Method
+from .drift import LastDelta
+from .methods import METHODS, Method, Place
 from .objective import Objective
 from .precision import dtype_of
+from .predictor import PredictorBuilder
 from .stage import Stage
+from .velocity import Velocity
 from .weights import Weights
 
-__all__ = ["Parts", "build_stage"]
+__all__ = ["PREDICTORS", "Parts", "build_stage"]
+
+PREDICTORS: Mapping[str, PredictorBuilder] = {
+    "velocity": Velocity,
+    "msnag": partial(Velocity, fades=True),
+    "last-delta": LastDelta,
+}
+"""Ways to look ahead, by their names in ``protocol.methods.PREDICTORS``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +73,30 @@ def build_stage(
     layers = layers[first : first + layer_counts[index]]
     for _, layer in layers:
         layer.to(device)
-    method = METHODS[settings.method](index, len(layer_counts))
+    place = Place(
+        stage=index,
+        stages=len(layer_counts),
+        microbatches=settings.microbatches,
+        horizon=settings.horizon,
+    )
+    method = METHODS[settings.method](place)
     dtype = dtype_of(settings.precision)
+
+    def build_optimizer(params: list[nn.Parameter]) -> Optimizer:
+        optimizer = job.build_optimizer(params, hyper)
+        _check_optimizer(optimizer, settings.method)
+        return optimizer
+
     weights = Weights(
         layers,
-        partial(job.build_optimizer, hyper=hyper),
-        lr_schedule=job.lr_schedule,
+        build_optimizer,
+        lr_schedule=_lr_schedule(job, method),
         live_dtype=dtype,
         predicts=method.predicts,
+        keeps=method.keeps,
+        older=method.older,
+        predictor=method.predictor or PREDICTORS[settings.predictor],
+        foresees_lr=settings.predict_lr == "scheduled",
     )
     is_last = index == len(layer_counts) - 1
     stage = Stage(
@@ -80,3 +110,26 @@ def build_stage(
         dtype=dtype,
     )
     return Parts(stage, weights, method)
+
+
+def _check_optimizer(optimizer: Optimizer, method: str) -> None:
+    needed = methods.METHODS[method].optimizers
+    found = type(optimizer).__name__
+    if needed and found not in needed:
+        raise JobError(
+            f"optimizer(...) returned {found}, and --method {method} works with torch's "
+            f"{' or '.join(needed)} only: its formulas are that optimizer's own."
+        )
+
+
+def _lr_schedule(job: Job, method: Method) -> Callable[[int], float] | None:
+    """Return the job's schedule with the method's factors, None if both leave the lr alone."""
+    schedule = job.lr_schedule
+    if type(method).lr_factor is Method.lr_factor:
+        return schedule
+
+    def damped(update: int) -> float:
+        factor = 1.0 if schedule is None else float(schedule(update))
+        return factor * method.lr_factor(update)
+
+    return damped

@@ -17,6 +17,7 @@ from ..protocol.staleness import Staleness, StalenessCounter
 from .boundary import Parcel, Value
 from .intake import Intake
 from .methods import Method
+from .reading import NEWEST, Ahead
 from .restore import Rebuild, resume_streams
 from .scoreboard import EvaluationResult, Scoreboard
 from .snapshot import Position, Snapshot
@@ -255,7 +256,8 @@ class Loop:
         assert taken is not None, f"{again.op} was begun before, yet is cut off now"
         parcel, targets = taken
         assert targets is None, "nothing is in flight on the last stage after an update"
-        rebuild.show()
+        reading = self._method.forward(again.op, self._weights.version)
+        rebuild.show(reading.keep if isinstance(reading, Ahead) else None)
         if self._snapshots is not None:
             self._snapshots.before_forward(again.op, again.number)
         with self._watch.timed("forward_s"):
@@ -326,7 +328,7 @@ class Loop:
             return False
         parcel, targets = taken
         with self._watch.timed("evaluate_s"):
-            self._weights.predict(0)
+            self._weights.read(NEWEST)
             outputs = self._stage.evaluate(op, _value(parcel))
             if targets is not None:
                 score = self._stage.score(op, outputs, _value(targets))
@@ -366,9 +368,12 @@ class Loop:
 
     def _read(self, op: Op) -> None:
         """Let the layers see the weights that the method chooses for ``op``."""
+        method, version = self._method, self._weights.version
         with self._watch.timed("predict_s"):
-            self._weights.predict(self._method.horizon(op, self._weights.version))
-        self._staleness.record(op, self._weights.version)
+            is_forward = op.kind is Kind.FORWARD
+            reading = (method.forward if is_forward else method.backward)(op, version)
+            self._weights.read(reading)
+        self._staleness.record(op, version)
 
 
 def _value(parcel: Parcel) -> Value:

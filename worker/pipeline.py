@@ -76,7 +76,13 @@ class Outcome:
 
 
 def run_in_one_process(
-    job: Job, settings: Settings, feed: Feed, layer_counts: Sequence[int]
+    job: Job,
+    settings: Settings,
+    feed: Feed,
+    layer_counts: Sequence[int],
+    *,
+    on_batch: Callable[[BatchResult], None] = lambda _: None,
+    on_evaluation: Callable[[EvaluationResult], None] = lambda _: None,
 ) -> Outcome:
     """Train ``job`` to the end of the feed's work.
 
@@ -85,6 +91,8 @@ def run_in_one_process(
         settings: of the run.
         feed: its batches.
         layer_counts: layers per stage, in order.
+        on_batch: told of each mini-batch when it is done.
+        on_evaluation: told of each evaluation round when it is done.
 
     Raises:
         JobError: the job's functions fail, or the method cannot work with the optimizer.
@@ -95,12 +103,21 @@ def run_in_one_process(
         for index in range(len(layer_counts))
     ]
     outcome = Outcome()
+
+    def note_batch(result: BatchResult) -> None:
+        outcome.batches.append(result)
+        on_batch(result)
+
+    def note_evaluation(result: EvaluationResult) -> None:
+        outcome.evaluations.append(result)
+        on_evaluation(result)
+
     loops = connect(
         parts,
         feed,
         schedule=settings.schedule,
-        on_batch=outcome.batches.append,
-        on_evaluation=outcome.evaluations.append,
+        on_batch=note_batch,
+        on_evaluation=note_evaluation,
     )
     drive(loops)
     for part, loop in zip(parts, loops, strict=True):

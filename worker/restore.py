@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from ..protocol.errors import SnapshotError
+from .reading import Key
 from .snapshot import InFlight, Origin, Position, Snapshot, read_snapshot
 from .stage import Stage
 from .weights import Weights
@@ -82,9 +83,13 @@ class Rebuild:
         """The micro-batch whose forward runs again next; None at the end."""
         return self._rest[0] if self._rest else None
 
-    def show(self) -> None:
-        """Let the layers see what the next forward saw the first time."""
-        self._weights.show(self._rest[0].live)
+    def show(self, keep: Key | None) -> None:
+        """Let the layers see what the next forward saw the first time.
+
+        Args:
+            keep: the key that its weights were kept under then; None: they were not.
+        """
+        self._weights.show(self._rest[0].live, keep)
         self._stage.rebind_buffers(self._rest[0].buffers)
 
     def advance(self) -> None:
@@ -95,5 +100,7 @@ class Rebuild:
 
     def _settle(self) -> None:
         snapshot = self._snapshot
-        self._weights.resume(snapshot.position.update, snapshot.clean, snapshot.optimizer)
+        self._weights.resume(
+            snapshot.position.update, snapshot.clean, snapshot.optimizer, snapshot.memory
+        )
         self._stage.rebind_buffers(snapshot.buffers)

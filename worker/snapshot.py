@@ -110,6 +110,7 @@ class Snapshot:
         clean: clean weights, one flat tensor per segment.
         buffers: of the layers, by full name.
         optimizer: its ``state_dict``.
+        memory: what else the weights remember, by name; see ``Weights.memory``.
         in_flight: micro-batches between forward and backward, in the order of their forwards.
     """
 
@@ -117,15 +118,22 @@ class Snapshot:
     clean: list[Tensor]
     buffers: dict[str, Tensor]
     optimizer: dict[str, Any]
+    memory: dict[str, Tensor]
     in_flight: tuple[InFlight, ...]
 
 
 # -- names of tensors in the file ---------------------------------------------------------------
 
 
-def tensors_of_state(clean: Iterable[Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def tensors_of_state(
+    clean: Iterable[Tensor], buffers: Mapping[str, Tensor], memory: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Return the tensors of a stage, except the optimizer's, under their names in the file."""
-    return {**_listed("clean", clean), **_prefixed("buffer", buffers)}
+    return {
+        **_listed("clean", clean),
+        **_prefixed("buffer", buffers),
+        **_prefixed("memory", memory),
+    }
 
 
 def tensors_of_forward(
@@ -235,6 +243,7 @@ def read_snapshot(path: Path, digest: str, origin: Origin) -> Snapshot:
         clean=_list("clean", tensors),
         buffers=_mapping("buffer", tensors),
         optimizer=assemble(header["optimizer"], tensors),
+        memory=_mapping("memory", tensors),
         in_flight=tuple(
             InFlight(
                 op=op,

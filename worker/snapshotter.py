@@ -163,8 +163,9 @@ class Snapshotter:
             self._on_skipped(update, "the ones before it are still being written")
             return
         started = self._clock()
-        sources = tensors_of_state(self._weights.clean, self._stage.buffers())
-        optimizer = dismantle(self._weights.optimizer.state_dict(), "optimizer", sources)
+        weights = self._weights
+        sources = tensors_of_state(weights.clean, self._stage.buffers(), weights.memory())
+        optimizer = dismantle(weights.optimizer.state_dict(), "optimizer", sources)
         copy.fill(sources)
         in_flight = tuple((op, forward.number) for op, forward in forwards.items())
         header = header_of(self._origin, replace(position(), in_flight=in_flight), optimizer)

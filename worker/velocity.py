@@ -28,20 +28,28 @@ class Velocity:
     view of a flat buffer laid out like its segment. All of torch's variants (loop, foreach,
     fused) update state in place, so the flat buffer stays true without further copies;
     ``load_state_dict`` brings new tensors, which move in before the next prediction.
+
+    Args:
+        optimizer: of the segments' parameters.
+        segments: to extrapolate.
+        fades: whether gradients to come are taken to be zero, so that the velocity becomes less by
+            the momentum with each update ("msnag", as FTPipe does it), or to keep it as it is.
+
+    Raises:
+        JobError: the optimizer's next update cannot be read from its state.
     """
 
-    def __init__(self, optimizer: Optimizer, segments: Sequence[Segment]) -> None:
-        """Check that ``optimizer`` can be predicted.
+    copies = 0
 
-        Raises:
-            JobError: its next update cannot be read from its state.
-        """
-        rule = _rule_of(optimizer)
+    def __init__(
+        self, optimizer: Optimizer, segments: Sequence[Segment], *, fades: bool = False
+    ) -> None:
+        rule = _rule_of(optimizer, fades=fades)
         self._homes = {id(segment): _Home(optimizer, segment, rule) for segment in segments}
         optimizer.register_step_post_hook(self._outdate)
         optimizer.register_load_state_dict_post_hook(self._outdate)
 
-    def extrapolate(self, segment: Segment, lrs: Sequence[float]) -> None:
+    def extrapolate(self, segment: Segment, updates: int, lrs: Sequence[float]) -> None:
         """Make live values ``clean - sum(lrs) * v``, where the last update was ``-lr * v``.
 
         Decoupled weight decay is left out: it is no part of v. Before the first update there is
@@ -49,9 +57,25 @@ class Velocity:
 
         Args:
             segment: one of those given at the start.
-            lrs: learning rates of the updates to look ahead, at least one.
+            updates: to look ahead, at least 1.
+            lrs: their learning rates.
         """
+        assert updates > 0, f"cannot look {-updates} updates back"
         self._homes[id(segment)].extrapolate(lrs)
+
+    def before_step(self) -> None:
+        """Do nothing: all that is needed is in the optimizer."""
+
+    def after_step(self) -> None:
+        """Do nothing: all that is needed is in the optimizer."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return nothing: all that is needed is in the optimizer."""
+        return {}
+
+    def resume(self, state: Mapping[str, Tensor]) -> None:
+        """Do nothing: all that is needed is in the optimizer."""
+        del state
 
     def _outdate(self, *_: object) -> None:
         for home in self._homes.values():
@@ -78,7 +102,7 @@ class _Home:
         if not self._updates:
             segment.restore()
             return
-        formula = rule.formula(segment.group, self._updates, math.fsum(lrs))
+        formula = rule.formula(segment.group, self._updates, lrs)
         segment.rewrite(formula, *(self._flat[key] for key in rule.keys), whole=len(rule.keys) == 1)
 
     def _read(self) -> float:
@@ -104,7 +128,7 @@ class _Home:
 
 
 class _Rule(Protocol):
-    """How one family of optimizers makes its velocity."""
+    """How one family of optimizers moves its weights."""
 
     keys: tuple[str, ...]
 
@@ -112,8 +136,14 @@ class _Rule(Protocol):
         """Return what in ``group`` cannot be predicted, or None."""
         ...
 
-    def formula(self, group: Mapping[str, Any], updates: float, distance: float) -> Formula:
-        """Return what makes ``clean - distance * v`` of clean weights and the state of ``keys``."""
+    def formula(self, group: Mapping[str, Any], updates: float, lrs: Sequence[float]) -> Formula:
+        """Return what makes predicted weights of clean ones and the state of ``keys``.
+
+        Args:
+            group: of the optimizer.
+            updates: that the state has seen, at least 1.
+            lrs: of the updates to look ahead.
+        """
         ...
 
 
@@ -127,13 +157,25 @@ class _Momentum:
             return "momentum = 0"
         return next((f"{name} = True" for name in ("nesterov", "maximize") if group[name]), None)
 
-    def formula(self, group: Mapping[str, Any], updates: float, distance: float) -> Formula:
-        del group, updates
+    def formula(self, group: Mapping[str, Any], updates: float, lrs: Sequence[float]) -> Formula:
+        del updates
+        distance = self._distance(float(group["momentum"]), lrs)
 
         def ahead(live: Tensor, clean: Tensor, velocity: Tensor) -> None:
             torch.add(clean, velocity, alpha=-distance, out=live)
 
         return ahead
+
+    def _distance(self, momentum: float, lrs: Sequence[float]) -> float:
+        del momentum
+        return math.fsum(lrs)
+
+
+class _FadingMomentum(_Momentum):
+    """SGD without further gradients: ``v`` is multiplied by the momentum before each update."""
+
+    def _distance(self, momentum: float, lrs: Sequence[float]) -> float:
+        return math.fsum(lr * momentum**j for j, lr in enumerate(lrs, start=1))
 
 
 class _AdaptiveMoments:
@@ -148,15 +190,38 @@ class _AdaptiveMoments:
     def refusal(self, group: Mapping[str, Any]) -> str | None:
         return next((f"{name} = True" for name in ("amsgrad", "maximize") if group[name]), None)
 
-    def formula(self, group: Mapping[str, Any], updates: float, distance: float) -> Formula:
+    def formula(self, group: Mapping[str, Any], updates: float, lrs: Sequence[float]) -> Formula:
         beta1, beta2 = map(float, group["betas"])
         root = math.sqrt(1 - beta2**updates)
-        eps, factor = float(group["eps"]) * root, -distance * root / (1 - beta1**updates)
+        eps, factor = float(group["eps"]) * root, -math.fsum(lrs) * root / (1 - beta1**updates)
 
         def ahead(live: Tensor, clean: Tensor, mean: Tensor, square: Tensor) -> None:
             torch.sqrt(square, out=live)
             live.add_(eps)
             torch.addcdiv(clean, mean, live, value=factor, out=live)
+
+        return ahead
+
+
+class _FadingMoments(_AdaptiveMoments):
+    """Adam, AdamW without further gradients: the mean fades, both corrections go on.
+
+    The square is held, as in FTPipe: where it faded too, steps would grow again.
+    """
+
+    def formula(self, group: Mapping[str, Any], updates: float, lrs: Sequence[float]) -> Formula:
+        beta1, beta2 = map(float, group["betas"])
+        eps = float(group["eps"])
+        steps: list[tuple[float, float]] = []
+        for j, lr in enumerate(lrs, start=1):
+            root = math.sqrt(1 - beta2 ** (updates + j))
+            steps.append((eps * root, -lr * root * beta1**j / (1 - beta1 ** (updates + j))))
+
+        def ahead(live: Tensor, clean: Tensor, mean: Tensor, square: Tensor) -> None:
+            live.copy_(clean)
+            root, divisor = square.sqrt(), torch.empty_like(square)
+            for shift, factor in steps:
+                live.addcdiv_(mean, torch.add(root, shift, out=divisor), value=factor)
 
         return ahead
 
@@ -168,10 +233,16 @@ _RULES: Mapping[type[Optimizer], _Rule] = {
 }
 """By exact type: a subclass may step in any way it likes."""
 
+_FADING_RULES: Mapping[type[Optimizer], _Rule] = {
+    SGD: _FadingMomentum(),
+    Adam: _FadingMoments(),
+    AdamW: _FadingMoments(),
+}
 
-def _rule_of(optimizer: Optimizer) -> _Rule:
+
+def _rule_of(optimizer: Optimizer, *, fades: bool) -> _Rule:
     name = type(optimizer).__name__
-    rule = _RULES.get(type(optimizer))
+    rule = (_FADING_RULES if fades else _RULES).get(type(optimizer))
     found = name
     if rule is not None:
         refusals = (rule.refusal(group) for group in optimizer.param_groups)
@@ -180,7 +251,8 @@ def _rule_of(optimizer: Optimizer) -> _Rule:
             return rule
         found = f"{name} with {refusal}"
     raise JobError(
-        f"optimizer(...) returned {found}, whose next update cannot be predicted. Method spectrain "
-        "predicts torch's SGD with momentum (not nesterov), Adam and AdamW (not amsgrad), none of "
-        "them with maximize. Use one of these, or --method vanilla or sync."
+        f"optimizer(...) returned {found}, whose next update cannot be predicted from its state: "
+        "that can be done with torch's SGD with momentum (not nesterov), Adam and AdamW (not "
+        "amsgrad), none of them with maximize. Use one of these, --predictor last-delta, or a "
+        "method that does not predict, such as --method vanilla or sync."
     )

@@ -36,7 +36,9 @@ def quiet(stages: int, method: str) -> Outcome:
 @settings(max_examples=40, deadline=None)
 @given(
     stages=st.integers(1, 5),
-    method=st.sampled_from(["spectrain", "vanilla", "sync"]),
+    method=st.sampled_from(
+        ["spectrain", "vanilla", "sync", "spectrain-v2", "vertical-sync", "xpipe", "pipemare"]
+    ),
     every=st.integers(0, 6),
     seed=st.integers(0, 1000),
     deaths=st.dictionaries(st.integers(0, 400), st.sets(st.integers(0, 4), min_size=1), max_size=5),
@@ -84,7 +86,10 @@ def test_a_range_holds_a_planned_snapshot_exactly_if_one_of_its_updates_is_plann
 def test_the_ops_after_an_update_are_the_tail_of_the_whole_list(
     schedule: Schedule, stage: int, batches: int, epoch: int, updates: int
 ) -> None:
-    work = Work(train_batches=batches, epoch_batches=epoch, evaluation_batches=2, microbatches=3)
+    work = Work(
+        train_batches=batches, epoch_batches=epoch, evaluation_batches=2, microbatches=3,
+        last_microbatches=2,
+    )  # fmt: skip
     updates = min(updates, batches)
     whole = list(stage_ops(schedule, stage, 5, work))
     start = whole.index(Op(Kind.UPDATE, updates - 1)) + 1

@@ -38,8 +38,11 @@ def test_every_batch_is_forwarded_backwarded_and_updated_in_order(
 ) -> None:
     ops = ops_of(schedule, place, work)
     order = {kind: [(op.batch, op.micro) for op in ops if op.kind is kind] for kind in Kind}
-    micro = work.microbatches_of if schedule is Schedule.FLUSHED else lambda _: 1
-    parts = [(batch, part) for batch in range(work.train_batches) for part in range(micro(batch))]
+    parts = [
+        (batch, part)
+        for batch in range(work.train_batches)
+        for part in range(work.microbatches_of(batch))
+    ]
     assert order[Kind.FORWARD] == order[Kind.BACKWARD] == parts
     assert order[Kind.UPDATE] == [(batch, 0) for batch in range(work.train_batches)]
     assert len(set(ops)) == len(ops)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spectrain.protocol.schedule import Kind, Op, Schedule, Work, stage_ops
 from spectrain.protocol.staleness import (
     StalenessCounter,
-    horizon,
+    behind,
     measure,
     predicted,
     with_versions,
@@ -33,16 +35,15 @@ def places(draw: st.DrawFn) -> tuple[int, int]:
 
 
 @given(schedules, places(), works)
-def test_horizon_is_what_counting_gives(
+def test_an_op_is_behind_by_the_updates_until_its_backward(
     schedule: Schedule, place: tuple[int, int], work: Work
 ) -> None:
-    stage, stages = place
-    ops = list(stage_ops(schedule, stage, stages, work))
+    ops = list(stage_ops(schedule, *place, work))
     for index, (op, version) in enumerate(with_versions(ops)):
         if op.kind in (Kind.FORWARD, Kind.BACKWARD):
             backward = ops.index(Op(Kind.BACKWARD, op.batch, op.micro))
             ahead = sum(other.kind is Kind.UPDATE for other in ops[index:backward])
-            assert horizon(op, version, stage) == ahead + stage // 2
+            assert behind(op, version) == ahead
 
 
 @given(schedules, places(), works)
@@ -62,9 +63,20 @@ def test_predicted_staleness_is_what_measuring_gives(
 
 
 @given(places(), works)
+def test_staleness_is_bounded_by_the_distance_over_the_micro_batches(
+    place: tuple[int, int], work: Work
+) -> None:
+    stage, stages = place
+    least = min(work.microbatches, work.last_microbatches)
+    staleness = predicted(Schedule.ASYNCHRONOUS, stage, stages, work)
+    assert staleness.forward_max <= -(-(stages - 1 - stage) // least)
+
+
+@given(places(), works)
 def test_staleness_in_steady_state_is_the_distance_to_the_last_stage(
     place: tuple[int, int], work: Work
 ) -> None:
+    work = replace(work, microbatches=1, last_microbatches=1)
     stage, stages = place
     delay = stages - 1 - stage
     counter = StalenessCounter()

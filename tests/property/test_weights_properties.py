@@ -8,10 +8,19 @@ from typing import Any
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pipelines import ListFeed, assert_same_bits, make_job, mlp, regression, train
+from pipelines import (
+    ListFeed,
+    assert_same_bits,
+    least_microbatches,
+    make_job,
+    mlp,
+    nadam,
+    regression,
+    train,
+)
 from torch import Tensor, nn
 
-from spectrain.protocol.settings import METHODS
+from spectrain.protocol.methods import METHODS
 from spectrain.protocol.staleness import predicted
 from spectrain.worker.segment import Segment
 from spectrain.worker.weights import Weights
@@ -156,16 +165,20 @@ def test_a_segment_keeps_every_value_in_aligned_places(
 @given(
     cuts=st.sets(st.integers(1, 6)),
     batches=st.integers(1, 6),
-    method=st.sampled_from(["spectrain", "vanilla", "sync"]),
+    method=st.sampled_from([*METHODS]),
 )
 def test_any_cut_and_length_runs_to_its_end(cuts: set[int], batches: int, method: str) -> None:
     edges = [0, *sorted(cuts), 7]
     counts = [right - left for left, right in pairwise(edges)]
-    feed = ListFeed(regression(batches), test=regression(1), epoch_batches=2)
-    outcome = train(make_job(mlp), feed, counts, method)
+    microbatches = least_microbatches(method, len(counts))
+    feed = ListFeed(
+        regression(batches), test=regression(1), epoch_batches=2, microbatches=microbatches
+    )
+    job = make_job(mlp, optimizer=nadam if method == "nesterov" else None)
+    outcome = train(job, feed, counts, method)
     assert [result.batch for result in outcome.batches] == list(range(batches))
     assert len(outcome.evaluations) == -(-batches // 2)
     assert set(outcome.state) == set(mlp().state_dict())
     assert outcome.staleness == [
-        predicted(METHODS[method], k, len(counts), feed.work) for k in range(len(counts))
+        predicted(METHODS[method].schedule, k, len(counts), feed.work) for k in range(len(counts))
     ]

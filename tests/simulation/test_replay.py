@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from pipelines import ListFeed, adamw, assert_same_bits, make_job, regression, sgd, train
+from pipelines import ListFeed, adamw, assert_same_bits, make_job, nadam, regression, sgd, train
 from replay import Pipeline, cut, noisy_model, random_kills
+from torch import Tensor
 
 from spectrain.protocol.job import Job
+from spectrain.protocol.methods import METHODS
+from spectrain.worker.reading import Key
 from spectrain.worker.restore import Rebuild
 from spectrain.worker.snapshot import Snapshot
 from spectrain.worker.stage import Stage
@@ -47,7 +50,8 @@ def disturbed(directory: Path, stages: int, *, seed: int, **options: Any) -> Pip
 
 
 def assert_undisturbed(pipeline: Pipeline) -> None:
-    quiet = train(pipeline.job, pipeline.feed, pipeline.layer_counts, pipeline.method)
+    job, feed, options = pipeline.job, pipeline.feed, pipeline.options
+    quiet = train(job, feed, pipeline.layer_counts, pipeline.method, **options)
     assert list(pipeline.losses.values()) == quiet.batches
     assert list(pipeline.rounds.values()) == quiet.evaluations
     assert_same_bits(pipeline.state(), quiet.state)
@@ -72,6 +76,30 @@ def test_a_run_with_restarts_ends_with_the_same_bits(
     assert (reruns > 0) == (stages > 1 and method != "sync")
 
 
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        *((method, {}) for method in METHODS if method not in ("spectrain", "vanilla", "sync")),
+        ("spectrain", {"predictor": "msnag", "predict_lr": "scheduled"}),
+        ("spectrain", {"predictor": "last-delta", "horizon": "exact"}),
+        ("spectrain-v2", {"predictor": "last-delta"}),
+        ("spectrain-v2", {"precision": "bf16"}),
+        ("vertical-sync", {"precision": "bf16"}),
+        ("xpipe", {"precision": "bf16"}),
+    ],
+)
+def test_what_a_method_keeps_comes_back_too(
+    method: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    microbatches = 3 if METHODS[method].several else 1
+    for seed in range(2):
+        pipeline = disturbed(
+            tmp_path, 4, seed=seed, job=noisy_job(nadam if method == "nesterov" else MOMENTUM),
+            feed=feed(microbatches), method=method, every=2 + 2 * seed, options=options,
+        )  # fmt: skip
+        assert_undisturbed(pipeline)
+
+
 @pytest.mark.parametrize("method", ["spectrain", "vanilla"])
 def test_adamw_comes_back_with_its_moments_and_step_counts(method: str, tmp_path: Path) -> None:
     for seed in range(3):
@@ -93,19 +121,21 @@ def test_snapshots_alone_change_nothing(tmp_path: Path) -> None:
 # -- negative controls --------------------------------------------------------------------------
 
 
-def goes_wrong(directory: Path, seed: int) -> bool:
+def goes_wrong(directory: Path, seed: int, **options: Any) -> bool:
     """Tell whether a disturbed run is seen to differ from the quiet one."""
     try:
-        pipeline = disturbed(directory, 4, seed=seed, job=noisy_job(), feed=feed(), every=3)
+        pipeline = disturbed(
+            directory, 4, seed=seed, job=noisy_job(), feed=feed(), every=3, **options
+        )
         assert_undisturbed(pipeline)
     except AssertionError:
         return True
     return False
 
 
-def differs(directory: Path) -> bool:
+def differs(directory: Path, **options: Any) -> bool:
     """Tell whether any of a few disturbed runs goes wrong."""
-    return any(goes_wrong(directory, seed) for seed in range(4))
+    return any(goes_wrong(directory, seed, **options) for seed in range(4))
 
 
 def test_without_the_old_live_weights_the_result_differs(
@@ -118,10 +148,10 @@ def test_without_the_old_live_weights_the_result_differs(
 def test_without_the_old_buffers_the_result_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def show(rebuild: Rebuild) -> None:
+    def show(rebuild: Rebuild, keep: Key | None) -> None:
         again = rebuild.next
         assert again is not None
-        rebuild._weights.show(again.live)
+        rebuild._weights.show(again.live, keep)
 
     monkeypatch.setattr(Rebuild, "show", show)
     assert differs(tmp_path)
@@ -132,11 +162,32 @@ def test_without_the_optimizer_state_the_result_differs(
 ) -> None:
     resume = Weights.resume
 
-    def forget(weights: Weights, version: int, clean: Any, state: dict[str, Any]) -> None:
-        resume(weights, version, clean, {**state, "state": {}})
+    def forget(
+        weights: Weights, version: int, clean: Any, state: dict[str, Any], memory: Any
+    ) -> None:
+        resume(weights, version, clean, {**state, "state": {}}, memory)
 
     monkeypatch.setattr(Weights, "resume", forget)
     assert differs(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("vertical-sync", {}), ("pipemare", {}), ("spectrain", {"predictor": "last-delta"})],
+)
+def test_with_another_memory_of_earlier_updates_the_result_differs(
+    method: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resume = Weights.resume
+
+    def distort(
+        weights: Weights, version: int, clean: Any, state: Any, memory: dict[str, Tensor]
+    ) -> None:
+        memory = {name: tensor * 0.9 for name, tensor in memory.items()}
+        resume(weights, version, clean, state, memory)
+
+    monkeypatch.setattr(Weights, "resume", distort)
+    assert differs(tmp_path, method=method, options=options)
 
 
 def test_nothing_goes_wrong_where_nothing_is_left_out(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ OPTIONS = """
 --epochs
 --evaluate --no-evaluate
 --grace
+--horizon
 --json
 --lease
 --log-memory
@@ -30,6 +31,8 @@ OPTIONS = """
 --nodes
 --partition
 --precision
+--predict-lr
+--predictor
 --python
 --resume
 --run-dir

@@ -13,7 +13,15 @@ import pytest
 import spectrain
 
 ROOT = Path(spectrain.__file__).parent
-PACKAGES = ("protocol", "coordinator", "worker", "worker/methods", "launch", "examples")
+PACKAGES = (
+    "protocol",
+    "coordinator",
+    "worker",
+    "worker/methods",
+    "launch",
+    "optimizers",
+    "examples",
+)
 OUTSIDE = ("tests", "benchmarks", "docs")
 
 

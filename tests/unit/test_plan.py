@@ -83,6 +83,13 @@ def test_counts_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
         a_plan(tmp_path, partition=(4, 4))
 
 
+def test_a_last_batch_that_is_too_small_to_split_is_refused(tmp_path: Path) -> None:
+    refusal = r"microbatches = 4: 2bw on 6 stages needs at least 5, and a mini-batch of an epoch"
+    with pytest.raises(SettingsError, match=refusal):
+        a_plan(tmp_path, method="2bw", stages=6, microbatches=5)  # the last one has 4 samples
+    assert a_plan(tmp_path, method="2bw", stages=5, microbatches=5).work.last_microbatches == 4
+
+
 @pytest.mark.parametrize("partition", ["auto", "equal"])
 def test_more_stages_than_layers_are_refused(partition: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"12"):

@@ -115,6 +115,7 @@ def assert_same_state(left: Parts, right: Parts) -> None:
     left.weights.predict(0)
     right.weights.predict(0)
     assert all(map(torch.equal, left.weights.live, right.weights.live))
+    assert_same_bits(left.weights.memory(), right.weights.memory())
     one, other = (flat(parts.weights.optimizer.state_dict()) for parts in (left, right))
     assert one.keys() == other.keys()
     for name, value in one.items():
@@ -124,7 +125,7 @@ def assert_same_state(left: Parts, right: Parts) -> None:
         assert same, name
 
 
-@pytest.mark.parametrize("method", ["spectrain", "vanilla"])
+@pytest.mark.parametrize("method", ["spectrain", "vanilla", "vertical-sync", "pipemare"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("optimizer", [sgd(), adam, adamw(), two_groups])
 def test_a_restored_stage_has_every_bit_of_the_old_one(

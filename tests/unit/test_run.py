@@ -151,7 +151,7 @@ def test_a_job_that_is_not_there_is_refused(run: Run) -> None:
 
 def test_all_mistakes_in_settings_are_told(run: Run, started: Started) -> None:
     with pytest.raises(SettingsError, match=r"(?s)epochs = 0.*microbatches = 2"):
-        run(device="cpu", stages=2, epochs=0, microbatches=2)
+        run(device="cpu", stages=2, epochs=0, microbatches=2, method="stash")
     assert started.settings is None
 
 

@@ -23,6 +23,16 @@ def test_asynchronous_three_stages_six_batches() -> None:
     ]
 
 
+def test_asynchronous_three_stages_three_batches_of_two_microbatches() -> None:
+    assert lists(
+        Schedule.ASYNCHRONOUS, 3, train_batches=3, microbatches=2, last_microbatches=1
+    ) == [
+        "F0 F0.1 F1 B0 F1.1 B0.1 U0 F2 B1 B1.1 U1 B2 U2",
+        "F0 F0.1 B0 F1 B0.1 U0 F1.1 B1 F2 B1.1 U1 B2 U2",
+        "F0 B0 F0.1 B0.1 U0 F1 B1 F1.1 B1.1 U1 F2 B2 U2",
+    ]
+
+
 def test_one_stage_alternates_as_a_plain_training_loop_does() -> None:
     plain = ["F0 B0 U0 F1 B1 U1 F2 B2 U2"]
     assert lists(Schedule.ASYNCHRONOUS, 1, train_batches=3) == plain

@@ -9,12 +9,18 @@ from typing import Any
 import pytest
 
 from spectrain.protocol.errors import SettingsError
+from spectrain.protocol.methods import METHODS
 from spectrain.protocol.schedule import Schedule
-from spectrain.protocol.settings import METHODS, Settings
+from spectrain.protocol.settings import Settings
 
 
 def make(**changes: Any) -> Settings:
     return Settings(**{"job": "job.py", "run_dir": "/run", "stages": 2, **changes})
+
+
+def least(method: str) -> int:
+    """Return the fewest micro-batches that the method works with on two stages."""
+    return METHODS[method].least_microbatches(2)
 
 
 def problems(**changes: Any) -> list[str]:
@@ -25,17 +31,19 @@ def problems(**changes: Any) -> list[str]:
 
 
 FULL = make(
-    hyper={"lr": 0.1, "name": "x", "deep": True, "width": 3}, method="sync", microbatches=4,
-    device="cuda", precision="bf16", batch_size=32, epochs=7, max_batches=9, evaluate=False, seed=5,
-    partition=(3, 5), threads=2, snapshot_every=0, log_memory_bytes=0, max_restarts=0,
-    start_timeout_s=1, wait_timeout_s=2.5, heartbeat_s=0.5, lease_s=1, grace_s=0.1,
+    hyper={"lr": 0.1, "name": "x", "deep": True, "width": 3}, method="pipeoptim", microbatches=4,
+    predictor="msnag", horizon="exact", predict_lr="scheduled", device="cuda", precision="bf16",
+    batch_size=32, epochs=7, max_batches=9, evaluate=False, seed=5, partition=(3, 5), threads=2,
+    snapshot_every=0, log_memory_bytes=0, max_restarts=0, start_timeout_s=1, wait_timeout_s=2.5,
+    heartbeat_s=0.5, lease_s=1, grace_s=0.1,
 )  # fmt: skip
 
 
 def test_every_setting_but_three_has_a_default() -> None:
     assert make().to_dict() | {"job": "", "run_dir": "", "stages": 0} == {
         "job": "", "run_dir": "", "stages": 0, "hyper": {}, "method": "spectrain",
-        "microbatches": 1, "device": "cpu", "precision": "fp32", "batch_size": 64, "epochs": 1,
+        "microbatches": 1, "predictor": "velocity", "horizon": "paper", "predict_lr": "current",
+        "device": "cpu", "precision": "fp32", "batch_size": 64, "epochs": 1,
         "max_batches": None, "evaluate": True, "seed": 0, "partition": "auto", "threads": 1,
         "snapshot_every": None, "log_memory_bytes": 1 << 30, "max_restarts": 100,
         "start_timeout_s": 120, "wait_timeout_s": 120, "heartbeat_s": 1, "lease_s": 10,
@@ -99,17 +107,42 @@ def test_a_lease_outlasts_two_heartbeats() -> None:
 @pytest.mark.parametrize(
     ("name", "rule"),
     [("device", "must be cpu or cuda"), ("precision", "must be fp32 or bf16"),
-     ("method", "must be one of spectrain, vanilla, sync"),
+     ("method", f"must be {', '.join([*METHODS][:-1])} or sync"),
+     ("predictor", "must be velocity, msnag or last-delta"),
+     ("horizon", "must be paper or exact"), ("predict_lr", "must be current or scheduled"),
      ("partition", "must be auto, equal, or layer counts such as 8,10,10")],
 )  # fmt: skip
 def test_words_are_among_those_that_are_known(name: str, rule: str) -> None:
     assert problems(**{name: "odd"}) == [f"{name} = 'odd': {rule}"]
 
 
-@pytest.mark.parametrize("method", ["spectrain", "vanilla"])
-def test_micro_batches_need_the_synchronous_method(method: str) -> None:
-    assert problems(method=method, microbatches=2) == [
-        f"microbatches = 2 needs method = sync; {method} updates after every mini-batch"
+def test_micro_batches_need_a_method_that_splits_batches() -> None:
+    (problem,) = problems(method="stash", microbatches=2)
+    assert problem == (
+        "microbatches = 2: stash updates after every mini-batch; methods that split it are "
+        "spectrain, pipeoptim, xpipe, paci, 2bw, sync"
+    )
+    assert make(method="spectrain", microbatches=2).microbatches == 2
+
+
+@pytest.mark.parametrize(("method", "least"), [("2bw", 3), ("paci", 2)])
+def test_some_methods_need_several_micro_batches(method: str, least: int) -> None:
+    assert problems(method=method, stages=4, microbatches=least - 1) == [
+        f"microbatches = {least - 1}: {method} on 4 stages needs at least {least}"
+    ]
+    assert make(method=method, stages=4, microbatches=least).microbatches == least
+
+
+@pytest.mark.parametrize("method", ["vanilla", "stash", "pipemare", "sync"])
+def test_a_way_to_predict_is_for_methods_that_predict(method: str) -> None:
+    assert problems(method=method, predictor="msnag") == [
+        f"predictor = msnag: {method} does not predict in a way to choose"
+    ]
+
+
+def test_the_last_update_has_no_learning_rate_to_foresee() -> None:
+    assert problems(predictor="last-delta", predict_lr="scheduled") == [
+        "predict_lr = scheduled: last-delta takes the last update, and has no lr"
     ]
 
 
@@ -147,11 +180,9 @@ def test_all_mistakes_are_told_at_once() -> None:
 
 
 def test_the_method_decides_the_schedule() -> None:
-    assert {name: make(method=name).schedule for name in METHODS} == {
-        "spectrain": Schedule.ASYNCHRONOUS,
-        "vanilla": Schedule.ASYNCHRONOUS,
-        "sync": Schedule.FLUSHED,
-    }
+    schedules = {name: make(method=name, microbatches=least(name)).schedule for name in METHODS}
+    assert schedules.pop("sync") is Schedule.FLUSHED
+    assert set(schedules.values()) == {Schedule.ASYNCHRONOUS}
 
 
 @pytest.mark.parametrize(

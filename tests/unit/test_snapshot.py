@@ -48,7 +48,8 @@ def optimizer_state() -> dict[str, Any]:
 
 
 def parts(clean: list[Tensor], state: dict[str, Any]) -> tuple[str, dict[str, Tensor]]:
-    tensors = tensors_of_state(clean, {"bn.running_mean": torch.arange(4.0)})
+    memory = {"version.2.0": torch.full((32,), 2.0)}
+    tensors = tensors_of_state(clean, {"bn.running_mean": torch.arange(4.0)}, memory)
     for op in (F3, F4):
         live = [torch.full((32,), float(op.batch), dtype=torch.bfloat16)]
         tensors.update(tensors_of_forward(op, live, {"bn.running_mean": torch.ones(4)}))
@@ -73,6 +74,8 @@ def test_a_file_gives_back_what_went_in(tmp_path: Path) -> None:
     assert snapshot.position == POSITION
     assert all(map(torch.equal, snapshot.clean, clean))
     assert snapshot.buffers["bn.running_mean"].tolist() == [0, 1, 2, 3]
+    assert list(snapshot.memory) == ["version.2.0"]
+    assert snapshot.memory["version.2.0"].unique().tolist() == [2]
     assert [(each.op, each.number) for each in snapshot.in_flight] == [(F3, 6), (F4, 8)]
     assert snapshot.in_flight[1].live[0].dtype == torch.bfloat16
     assert snapshot.in_flight[1].live[0].unique().tolist() == [4]

@@ -60,7 +60,7 @@ def watching(parts: Parts, directory: Path, *, is_open: bool = True) -> Iterator
 
 def forward(parts: Parts, snapshotter: Snapshotter, batch: int) -> None:
     op = Op.parse(f"F{batch}")
-    parts.weights.predict(parts.method.horizon(op, parts.weights.version))
+    parts.weights.read(parts.method.forward(op, parts.weights.version))
     snapshotter.before_forward(op, 10 + batch)
     parts.stage.forward(op, torch.ones(2, 5) * (batch + 1))
 
@@ -117,7 +117,7 @@ def test_old_live_weights_are_those_that_the_forward_read(tmp_path: Path) -> Non
         for batch in range(3):
             forward(parts, snapshotter, batch)
         update(parts, snapshotter)
-        parts.weights.predict(parts.method.horizon(Op.parse("F3"), parts.weights.version))
+        parts.weights.read(parts.method.forward(Op.parse("F3"), parts.weights.version))
         seen["F3"] = parts.weights.live[0].clone()
         forward(parts, snapshotter, 3)
         update(parts, snapshotter)

@@ -14,6 +14,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from spectrain.protocol.errors import JobError
 from spectrain.worker.segment import Segment
 from spectrain.worker.velocity import Velocity
+from spectrain.worker.weights import Weights
 
 SHAPES = ((3, 4), (5,), (2, 2, 2))
 
@@ -45,7 +46,7 @@ class Rig:
         return [view.clone() for view in self.segment.views(self.flat_direction())]
 
     def flat_direction(self) -> Tensor:
-        self.velocity.extrapolate(self.segment, [1.0])
+        self.velocity.extrapolate(self.segment, 1, [1.0])
         return self.segment.clean - self.segment.live
 
 
@@ -155,7 +156,7 @@ def test_decoupled_decay_is_not_predicted() -> None:
 
 
 def _predict(rig: Rig, horizon: int) -> float:
-    rig.velocity.extrapolate(rig.segment, [rig.segment.group["lr"]] * horizon)
+    rig.velocity.extrapolate(rig.segment, horizon, [rig.segment.group["lr"]] * horizon)
     return rig.segment.views(rig.segment.live)[0].flatten()[0].item()
 
 
@@ -196,6 +197,87 @@ def test_adam_under_a_constant_gradient_is_predicted_exactly_from_the_first_upda
     )
     assert weights == pytest.approx([1 - 0.1 * t for t in range(9)], abs=1e-6)
     assert predictions[1:6] == pytest.approx(weights[4:9], abs=1e-6)
+
+
+# -- without further gradients ----------------------------------------------------------------
+
+
+def _coast(build: Callable[[list[nn.Parameter]], Optimizer], updates: int, ahead: int) -> Any:
+    """Return what is predicted after some updates, and what updates without gradient lead to."""
+    rig = Rig(build)
+    rig.velocity = Velocity(rig.optimizer, [rig.segment], fades=True)
+    for _ in range(updates):
+        rig.step()
+    rig.velocity.extrapolate(rig.segment, ahead, [0.1] * ahead)
+    predicted = rig.segment.live.clone()
+    for _ in range(ahead):
+        for param in rig.params:
+            param.grad = torch.zeros_like(param)
+        rig.optimizer.step()
+    return predicted, rig.segment.clean
+
+
+@pytest.mark.parametrize("updates", [1, 2, 6])
+@pytest.mark.parametrize("ahead", [1, 2, 5])
+def test_a_fading_momentum_is_exact_where_no_gradients_come(updates: int, ahead: int) -> None:
+    predicted, weights = _coast(lambda ps: SGD(ps, lr=0.1, momentum=0.9), updates, ahead)
+    torch.testing.assert_close(predicted, weights)
+
+
+@pytest.mark.parametrize("family", [Adam, AdamW])
+def test_fading_moments_are_exact_where_no_gradients_come_and_squares_stay(family: Any) -> None:
+    predicted, weights = _coast(
+        lambda ps: family(ps, lr=0.1, betas=(0.9, 1 - 1e-7), eps=1e-4, weight_decay=0), 4, 5
+    )
+    torch.testing.assert_close(predicted, weights, rtol=1e-3, atol=1e-3)
+
+
+def test_a_fading_momentum_goes_less_far_the_further_it_goes() -> None:
+    rig = Rig(FAMILIES["sgd"])
+    fading = Velocity(rig.optimizer, [rig.segment], fades=True)
+    rig.step()
+    velocity = rig.flat_direction()
+    for updates, distance in ((1, 0.9), (2, 1.71), (3, 2.439), (4, 3.0951)):
+        fading.extrapolate(rig.segment, updates, [1.0] * updates)
+        torch.testing.assert_close(rig.segment.live, rig.segment.clean - distance * velocity)
+
+
+@pytest.mark.parametrize("fades", [True, False])
+def test_each_update_ahead_has_its_own_learning_rate(*, fades: bool) -> None:
+    rig = Rig(FAMILIES["sgd"])
+    predictor = Velocity(rig.optimizer, [rig.segment], fades=fades)
+    rig.step()
+    velocity = rig.flat_direction()
+    predictor.extrapolate(rig.segment, 2, [0.5, 0.25])
+    distance = 0.5 * 0.9 + 0.25 * 0.81 if fades else 0.75
+    torch.testing.assert_close(rig.segment.live, rig.segment.clean - distance * velocity)
+
+
+def test_looking_ahead_may_go_by_the_learning_rates_to_come() -> None:
+    asked: list[int] = []
+
+    def schedule(update: int) -> float:
+        asked.append(update)
+        return 1 / (update + 1)
+
+    layer = nn.Linear(2, 1, bias=False)
+    weights = Weights(
+        [("0", layer)], FAMILIES["sgd decay"], lr_schedule=schedule, predicts=True, foresees_lr=True
+    )
+    layer.weight.grad = torch.ones(1, 2)
+    weights.collect_gradients()
+    weights.step()
+    (state,) = weights.optimizer.state.values()
+    weights.predict(3)
+    distance = 0.1 * (1 / 2 + 1 / 3 + 1 / 4)
+    clean = weights.clean_state()["0.weight"]
+    torch.testing.assert_close(layer.weight, clean - distance * state["momentum_buffer"])
+    asked.clear()
+    weights.predict(2)
+    assert asked == []  # what is known already is not asked for again
+
+
+# -- what cannot be predicted -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

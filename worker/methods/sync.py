@@ -6,10 +6,10 @@ these are the same in all its forwards and backwards.
 
 from __future__ import annotations
 
-from .vanilla import Vanilla
+from .base import Method
 
 __all__ = ["Sync"]
 
 
-class Sync(Vanilla):
+class Sync(Method):
     """Forward and backward read the newest weights; nothing is in flight across an update."""

@@ -6,20 +6,10 @@ stage. This is what the other methods are compared with.
 
 from __future__ import annotations
 
-from ...protocol.schedule import Op
+from .base import Method
 
 __all__ = ["Vanilla"]
 
 
-class Vanilla:
+class Vanilla(Method):
     """Forward and backward read the newest weights."""
-
-    predicts = False
-
-    def __init__(self, stage: int, stages: int) -> None:
-        del stage, stages
-
-    def horizon(self, op: Op, version: int) -> int:
-        """Look ahead not at all."""
-        del op, version
-        return 0
