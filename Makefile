@@ -8,12 +8,13 @@ PIP = $(BIN)/python -m pip -qq --disable-pip-version-check
 PACKAGES = iproute2 openssh-server openssh-client dataset-fashion-mnist
 APT = DEBIAN_FRONTEND=noninteractive apt-get -qq
 
-.PHONY: help demo test chaos check clean tools
+.PHONY: help demo test chaos bench check clean tools
 
 help:
 	@echo 'make demo    train handwritten digits on 4 local CPU workers'
 	@echo 'make test    pass the tests; as root on Debian it first installs what the cluster tests use'
 	@echo 'make chaos   the rest of the fault matrix, then ten minutes of random kills'
+	@echo 'make bench   measure, and write docs/performance.md; takes 20 minutes on an idle machine'
 	@echo 'make check   lint, types, import rules, spelling, generated documents'
 	@echo 'make clean   remove what the others made, but for runs/'
 	@echo 'PYTHON=python3.12 chooses the interpreter of $(VENV)'
@@ -27,6 +28,9 @@ test: $(VENV)/.check tools
 chaos: $(VENV)/.check tools
 	$(BIN)/pytest -m chaos
 	$(BIN)/python benchmarks/chaos.py
+
+bench: $(VENV)/.bench tools
+	$(BIN)/python benchmarks/report.py
 
 check: $(VENV)/.check
 	$(BIN)/ruff format --check .
@@ -56,6 +60,10 @@ $(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt
 $(VENV)/.check: $(VENV)/.made pyproject.toml constraints.txt
 	$(PIP) install --editable '.[check]' --constraint constraints.txt
 	@touch $@ $(VENV)/.run
+
+$(VENV)/.bench: $(VENV)/.made pyproject.toml constraints.txt
+	$(PIP) install --editable '.[bench]' --constraint constraints.txt
+	@touch $@
 
 # Tests whose tools are missing skip and say why, so this never fails and asks nobody's password.
 tools:

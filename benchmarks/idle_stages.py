@@ -1,21 +1,31 @@
-"""A job whose stages sleep and hand on next to nothing, and note when each update ended."""
+"""A job whose stages sleep and hand on next to nothing, and note what CPU time they have used."""
 
 from __future__ import annotations
 
+import os
+import struct
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 sys.path.append(str(Path(__file__).with_name("peers")))
 from device import emulated, score
-from turns import note_updates
 from work import Samples, sgd
 
 settings = {"batch_size": 32, "epochs": 1_000_000, "partition": "equal"}
 
 KIBIBYTES = 4
+
+CPU_S = struct.Struct("d")
+"""``time.process_time()`` after an update."""
+
+
+def cpu_file(run_dir: Path, stage: int) -> Path:
+    return run_dir / f"cpu-{stage}"
 
 
 def idle(stages: int) -> nn.Sequential:
@@ -40,4 +50,14 @@ loss = score
 
 
 def optimizer(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return note_updates(sgd(params))
+    optimizer = sgd(params)
+    run_dir = os.environ.get("SPECTRAIN_RUN_DIR")
+    if run_dir is not None:
+        path = cpu_file(Path(run_dir), int(os.environ["SPECTRAIN_STAGE"]))
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+        def note(*_: Any) -> None:
+            os.write(file, CPU_S.pack(time.process_time()))
+
+        optimizer.register_step_post_hook(note)
+    return optimizer

@@ -22,10 +22,9 @@ from pathlib import Path
 
 import click
 import torch
-from idle_stages import KIBIBYTES, idle, score
+from idle_stages import CPU_S, KIBIBYTES, cpu_file, idle, score
 from live_run import LiveRun
 from tables import print_table, write_json
-from turns import UPDATE, updates_file
 from work import sgd
 
 JOB = Path(__file__).with_name("idle_stages.py")
@@ -50,8 +49,8 @@ class Pipeline:
         self._run.wait_for(lambda: self._run.status()["batch"] > first + batches, "more batches")
         spans: list[float] = []
         for stage in range(self.stages):
-            content = updates_file(self._run.run_dir, stage).read_bytes()
-            times = [cpu_s for _, cpu_s in UPDATE.iter_unpack(content)]
+            content = cpu_file(self._run.run_dir, stage).read_bytes()
+            times = [cpu_s for (cpu_s,) in CPU_S.iter_unpack(content)]
             spans.append(1e6 * (times[-1] - times[-1 - batches]) / batches)
         self.cpu_us.append(spans)
 

@@ -1,0 +1,139 @@
+"""Runs the benchmarks and puts what they print, and plots, into docs/performance.md.
+
+    python benchmarks/report.py [--only NAME ...] [--plots-only]
+
+The document keeps its own words; what stands between the two marks of a benchmark is replaced. The
+results are kept in ``build/bench`` too, so that one benchmark can be run again.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+import torch
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE.parent / "build" / "bench"
+DOCUMENT = HERE.parent / "docs" / "performance.md"
+PLOTS = HERE.parent / "docs" / "plots"
+
+COMMANDS = {
+    "emulated": ("peers/emulated.py",),
+    "compute": ("peers/compute.py",),
+    "network": ("network.py",),
+    "prediction": ("prediction.py",),
+    "overhead": ("overhead.py",),
+    "coordinator": ("coordinator_load.py",),
+    "memory": ("memory.py",),
+    "links": ("links.py",),
+}
+"""What is run for each section, below this directory."""
+
+
+def run(name: str) -> str:
+    """Run one benchmark alone on the machine; return what it printed and how long it took."""
+    print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
+    script, *options = COMMANDS[name]
+    started = time.monotonic()
+    argv = [sys.executable, str(HERE / script), *options, "--json", str(RESULTS / f"{name}.json")]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        return f"It failed with exit code {done.returncode}."
+    command = " ".join(["python", f"benchmarks/{script}", *options])
+    seconds = time.monotonic() - started
+    return f"`{command}` ({time.strftime('%F')}, {seconds:.0f} s)\n\n{done.stdout.strip()}"
+
+
+def between_marks(text: str, name: str, content: str) -> str:
+    """Return ``text`` with ``content`` between the marks of ``name``."""
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    assert pattern.search(text), f"{DOCUMENT} has no marks for {name}"
+    return pattern.sub(lambda _: f"{begin}\n{content}\n{end}", text)
+
+
+def machine() -> str:
+    """Describe where this was measured."""
+    memory_gib = psutil.virtual_memory().total / 2**30
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    return (
+        f"{time.strftime('%F')}, {psutil.cpu_count()} cores of {model}, "
+        f"{memory_gib:.0f} GiB of memory, no GPU, "
+        f"torch {torch.__version__}, Python {platform.python_version()}."
+    )
+
+
+# -- plots --------------------------------------------------------------------------------------
+
+
+def plot_emulated(axes: Any, records: list[dict[str, Any]]) -> None:
+    """Median share of the ideal against the number of stages, at 1 MB."""
+    shares: dict[str, dict[int, list[float]]] = {}
+    for record in records:
+        if record["megabytes"] == 1:
+            by_stages = shares.setdefault(record["system"], {})
+            by_stages.setdefault(record["stages"], []).append(record["efficiency"])
+    for system, by_stages in shares.items():
+        medians = [statistics.median(values) for values in by_stages.values()]
+        axes.plot(list(by_stages), medians, marker="o", label=system)
+    axes.set(xlabel="stages", ylabel="share of the ideal", ylim=(0, 1.05), xscale="log")
+    axes.set_xticks([2, 4, 8, 16], ["2", "4", "8", "16"])
+    axes.minorticks_off()
+
+
+PLOTTERS: dict[str, Callable[[Any, Any], None]] = {"emulated": plot_emulated}
+
+
+def plot(name: str) -> None:
+    """Draw the plot of one benchmark from its results."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "spectrain"  # the same picture gives the same file
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4))
+    PLOTTERS[name](axes, json.loads((RESULTS / f"{name}.json").read_text()))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    figure.tight_layout()
+    PLOTS.mkdir(exist_ok=True)
+    figure.savefig(PLOTS / f"{name}.svg", metadata={"Date": None})
+
+
+@click.command()
+@click.option("--only", multiple=True, type=click.Choice(list(COMMANDS)))
+@click.option("--plots-only", is_flag=True, help="From the results of an earlier run.")
+def main(only: tuple[str, ...], *, plots_only: bool) -> None:
+    """Run, then write the document."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    names = only or tuple(COMMANDS)
+    text = between_marks(DOCUMENT.read_text(), "machine", machine())
+    for name in names:
+        if not plots_only:
+            text = between_marks(text, name, run(name))
+            DOCUMENT.write_text(text)
+        if name in PLOTTERS:
+            plot(name)
+
+
+if __name__ == "__main__":
+    main()
