@@ -28,14 +28,16 @@ def cpu_file(run_dir: Path, stage: int) -> Path:
     return run_dir / f"cpu-{stage}"
 
 
-def idle(stages: int) -> nn.Sequential:
-    """Return stages that sleep 10 and 20 ms and hand on 4 KiB."""
-    work = emulated(stages, forward_ms=10, backward_ms=20, megabytes=KIBIBYTES / 1024)
+def idle(stages: int, forward_ms: float) -> nn.Sequential:
+    """Return stages that sleep, in a backward for twice as long, and hand on 4 KiB."""
+    work = emulated(
+        stages, forward_ms=forward_ms, backward_ms=2 * forward_ms, megabytes=KIBIBYTES / 1024
+    )
     return nn.Sequential(*work.build_parts())
 
 
-def model(devices: int = 4) -> nn.Sequential:
-    return idle(devices)
+def model(devices: int = 4, forward_ms: float = 10.0) -> nn.Sequential:
+    return idle(devices, forward_ms)
 
 
 def datasets() -> tuple[Samples, None]:

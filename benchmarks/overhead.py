@@ -2,21 +2,20 @@
 
     python benchmarks/overhead.py [--stages 2,4,8,16] [--rounds 5] [--json PATH]
 
-Stages sleep 10 and 20 ms, as a worker does while a GPU computes, and hand on 4 KiB: what a stage
-takes of a CPU is then its runtime. The forward, the backward and the update of one such stage alone
-in a process, with the same sleeps between them, are taken off. Each size runs
-alone; its rounds take turns with that stage.
+Stages sleep, as a worker does while a GPU computes, and hand on 4 KiB: what a stage takes of a CPU
+is then its runtime. The forward, the backward and the update of one such stage alone in a process,
+with the same sleeps between them, are taken off. Each size runs alone; its rounds take turns with
+that stage. A CPU that wakes from sleep has forgotten everything: the same work costs several times
+as much as without sleep (0 ms), where two cores are busy all the time.
 """
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -34,10 +33,12 @@ SETTLE_BATCHES = 60
 class Pipeline:
     """A launch of so many idle stages."""
 
-    def __init__(self, folder: Path, stages: int) -> None:
+    def __init__(self, folder: Path, stages: int, forward_ms: float) -> None:
         self.stages = stages
-        options = ("--stages", str(stages), "--max-batches", "1000000")
-        self._run = LiveRun(folder, JOB, *options, hyper={"devices": str(stages)})
+        self.forward_ms = forward_ms
+        folder.mkdir()
+        hyper = {"devices": str(stages), "forward_ms": str(forward_ms)}
+        self._run = LiveRun(folder, JOB, "--stages", str(stages), hyper=hyper)
         self.cpu_us: list[list[float]] = []
 
     def settle(self) -> None:
@@ -60,10 +61,10 @@ class Pipeline:
         return self._run.summary()["messages_per_batch"]
 
 
-def bare_stage(pipe: Connection) -> None:
+def bare_stage(pipe: Connection, forward_ms: float) -> None:
     """Answer each number of mini-batches with the CPU time of one stage alone, in us per batch."""
     torch.set_num_threads(1)
-    stage = idle(2)[1]
+    stage = idle(2, forward_ms)[1]
     optimizer = sgd(list(stage.parameters()))
     value = torch.ones(32, KIBIBYTES * 1024 // 4 // 32)
     while (batches := pipe.recv()) is not None:
@@ -82,6 +83,7 @@ def row_of(pipeline: Pipeline, bare_us: Sequence[float], messages: float) -> dic
     over = [statistics.median(spans) - bare for spans, bare in pairs]
     return {
         "stages": pipeline.stages,
+        "forward ms": pipeline.forward_ms,
         "worker us": statistics.median(statistics.median(spans) for spans, _ in pairs),
         "layers and optimizer us": statistics.median(bare_us),
         "overhead us": statistics.median(over),
@@ -92,32 +94,41 @@ def row_of(pipeline: Pipeline, bare_us: Sequence[float], messages: float) -> dic
     }
 
 
+def measure(
+    folder: Path, counts: Sequence[int], forward_ms: float, rounds: int, batches: int
+) -> Iterator[dict[str, object]]:
+    """Yield a row for each number of stages."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    alone = context.Process(target=bare_stage, args=(theirs, forward_ms), daemon=True)
+    alone.start()
+    for count in counts:
+        pipeline = Pipeline(folder / f"{count}-{forward_ms:g}", count, forward_ms)
+        pipeline.settle()
+        bare_us: list[float] = []
+        for _ in range(rounds):
+            pipeline.measure(batches)
+            ours.send(batches)
+            bare_us.append(ours.recv())
+        yield row_of(pipeline, bare_us, pipeline.close())
+    ours.send(None)
+    alone.join()
+
+
 @click.command()
 @click.option("--stages", default="2,4,8,16", show_default=True)
 @click.option("--rounds", default=5, show_default=True)
-@click.option("--batches", default=60, show_default=True, help="Per size and round.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the rows there.")
-def main(stages: str, rounds: int, batches: int, json_path: Path | None) -> None:
+def main(stages: str, rounds: int, json_path: Path | None) -> None:
     """Print the table as Markdown."""
     torch.set_num_threads(1)
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    alone = context.Process(target=bare_stage, args=(theirs,), daemon=True)
-    alone.start()
+    counts = [int(count) for count in stages.split(",")]
     rows: list[dict[str, object]] = []
-    with tempfile.TemporaryDirectory(prefix="spectrain-overhead-") as folder, ExitStack() as stack:
-        stack.callback(ours.send, None)
-        for count in map(int, stages.split(",")):
-            pipeline = Pipeline(Path(folder) / str(count), count)
-            pipeline.settle()
-            bare_us: list[float] = []
-            for _ in range(rounds):
-                pipeline.measure(batches)
-                ours.send(batches)
-                bare_us.append(ours.recv())
-            rows.append(row_of(pipeline, bare_us, pipeline.close()))
+    with tempfile.TemporaryDirectory(prefix="spectrain-overhead-") as folder:
+        for forward_ms, batches in ((10.0, 50), (0.0, 500)):
+            rows += measure(Path(folder), counts, forward_ms, rounds, batches)
     print_table(rows)
-    write_json(json_path, {"rows": json.loads(json.dumps(rows))})
+    write_json(json_path, {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -70,7 +70,8 @@ What is refused is dropped and counted by reason; it never stops a process.
 | replica | receiving agent | sending agent | `agent/<host>` |
 
 The incarnation in a name keeps late messages of a dead worker apart from its successor's. Tensors
-between neighbours do not travel here: an `Announce` says what comes, the link carries it.
+between neighbours do not travel here: an `Announce` says what comes, the link carries it. Where a
+link is a socket, the body of the `Announce` travels on it too, right before the payload.
 
 Within one host a channel may be `ipc://`, in a directory that only its owner may enter. Every TCP
 socket uses CURVE with keys made for this run: a key that is not on the server's list is turned

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from .rendezvous import Exchange
 from .socket_meeting import meet_at_socket, read_exactly
-from .socket_reader import with_length
+from .socket_reader import limit, with_length
 from .socket_wire import SocketWire
 
 __all__ = ["DirectWire", "open_direct_wire"]
@@ -147,7 +147,7 @@ class DirectWire:
         while len(self._unread) >= _UNREAD_PAYLOADS:
             self._await_reading(deadline_s)
         self._unread.append(parts)
-        self._connection.settimeout(timeout_s)
+        limit(self._connection, timeout_s)
         addresses = (_ADDRESS.pack(part.data_ptr()) for part in parts)
         self._connection.sendall(b"".join((before, *addresses)))
 

@@ -17,6 +17,7 @@ from contextlib import ExitStack, suppress
 from ipaddress import ip_address
 
 from .rendezvous import Exchange
+from .socket_reader import limit
 
 __all__ = ["meet_at_socket", "read_exactly"]
 
@@ -61,7 +62,7 @@ def read_exactly(connection: socket.socket, room: memoryview, deadline_s: float)
         TimeoutError: the deadline, by the monotonic clock, has passed.
     """
     while room:
-        connection.settimeout(max(0.001, deadline_s - time.monotonic()))
+        limit(connection, deadline_s - time.monotonic())
         count = connection.recv_into(room)
         if not count:
             raise ConnectionResetError("the peer closed the connection")

@@ -6,17 +6,35 @@ import socket
 import struct
 import time
 
-__all__ = ["SocketReader", "with_length"]
+__all__ = ["SocketReader", "limit", "with_length"]
 
 _AHEAD_BYTES = 64 << 10
 """Read at a time. What is longer goes straight to where it is wanted."""
 
 _LENGTH = struct.Struct("=I")
 
+_FOREVER_S = 24 * 3600.0
+_TOLERANCE = 0.01
+
 
 def with_length(note: bytes) -> bytes:
     """Return a note as ``SocketReader.note`` expects it."""
     return _LENGTH.pack(len(note)) + note
+
+
+def limit(connection: socket.socket, timeout_s: float) -> None:
+    """Set the timeout of a connection, roughly, and only if it is another one.
+
+    Each setting is a call of the system, and so is each wait with a timeout: a day is for ever.
+    """
+    wanted_s = None if timeout_s >= _FOREVER_S else max(0.001, timeout_s)
+    present_s = connection.gettimeout()
+    if wanted_s is None or present_s is None:
+        is_near = wanted_s is present_s
+    else:
+        is_near = abs(wanted_s - present_s) <= _TOLERANCE * wanted_s
+    if not is_near:
+        connection.settimeout(wanted_s)
 
 
 class SocketReader:
@@ -58,7 +76,7 @@ class SocketReader:
             room = room[count:]
 
     def _read(self, room: memoryview, deadline_s: float) -> int:
-        self._connection.settimeout(max(0.001, deadline_s - time.monotonic()))
+        limit(self._connection, deadline_s - time.monotonic())
         count = self._connection.recv_into(room)
         if not count:
             raise ConnectionResetError("the peer closed the connection")

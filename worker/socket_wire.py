@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .rendezvous import Exchange
 from .socket_meeting import meet_at_socket
-from .socket_reader import SocketReader, with_length
+from .socket_reader import SocketReader, limit, with_length
 
 __all__ = ["SocketWire", "open_socket_wire"]
 
@@ -65,7 +65,7 @@ class SocketWire:
 
     def send_bytes(self, before: bytes, parts: Sequence[Tensor], timeout_s: float) -> None:
         """Send bytes and each part; what is small goes together."""
-        self._connection.settimeout(timeout_s)
+        limit(self._connection, timeout_s)
         if sum(part.numel() for part in parts) <= _SMALL_BYTES:
             self._connection.sendall(b"".join((before, *(part.numpy().data for part in parts))))
             return
