@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..protocol.messages import Restore, SnapshotFile
+from .held_files import HeldFiles, Place
 
 __all__ = ["Catalogue", "Transfer"]
 
@@ -46,9 +47,9 @@ class Catalogue:
         self._committed = 0
         self._hosts = set(hosts)
         self._marks: list[dict[int, str]] = [{} for _ in range(stages)]  # digest by update
-        # By host and path, in the order in which they were heard of: a stage's own comes first.
-        self._copies: dict[tuple[int, str], SnapshotFile] = {}
-        self._checkpoints: dict[tuple[int, str], SnapshotFile] = {}
+        # In the order in which they were heard of: a stage's own comes first.
+        self._copies = HeldFiles()
+        self._checkpoints = HeldFiles()
         self._asked: set[Transfer] = set()
 
     @property
@@ -72,7 +73,7 @@ class Catalogue:
     def copied(self, file: SnapshotFile, host: int) -> None:
         """Note that ``host`` holds a copy of a snapshot in its shared memory."""
         if host in self._hosts and file.update >= self._committed:
-            self._copies[host, file.path] = file
+            self._copies.add(host, file)
 
     def surveyed(
         self, host: int, snapshots: Iterable[SnapshotFile], checkpoints: Iterable[SnapshotFile]
@@ -84,21 +85,16 @@ class Catalogue:
         """
         self._hosts.add(host)
         self._forget_requests(host)
-        self._copies = {
-            place: copy
-            for place, copy in self._copies.items()
-            if place[0] != host or copy.update > self._committed
-        }
-        self._checkpoints = {
-            place: file for place, file in self._checkpoints.items() if place[0] != host
-        }
+        self._copies.drop(lambda at, copy: at == host and copy.update <= self._committed)
+        self._checkpoints.drop(lambda at, _: at == host)
         for file in snapshots:
             self.copied(file, host)
         self.checkpointed(checkpoints, host)
 
     def checkpointed(self, files: Iterable[SnapshotFile], host: int) -> None:
         """Note that these snapshots are on a disk that ``host`` can read."""
-        self._checkpoints.update({(host, file.path): file for file in files})
+        for file in files:
+            self._checkpoints.add(host, file)
 
     def withdraw(self, stage: int) -> None:
         """Forget what a stage wrote after the committed round: it restarts from there.
@@ -108,25 +104,20 @@ class Catalogue:
         """
         marks = self._marks[stage]
         self._marks[stage] = {u: digest for u, digest in marks.items() if u <= self._committed}
-        for place, copy in list(self._copies.items()):
-            if copy.stage == stage and copy.update > self._committed:
-                del self._copies[place]
+        self._copies.drop(lambda _, copy: copy.stage == stage and copy.update > self._committed)
         self._asked = {t for t in self._asked if t.stage != stage or t.update <= self._committed}
 
     def distrust(self, stage: int, host: int) -> None:
         """Forget what a worker of ``stage`` on ``host`` was told to read: it could read none."""
         restore = self.restore(stage, host)
         unreadable = () if restore is None else restore.paths
-        for places in (self._copies, self._checkpoints):
-            for holder, path in list(places):
-                if path in unreadable and (holder == host or places is self._checkpoints):
-                    del places[holder, path]
+        self._copies.drop(lambda at, copy: at == host and copy.path in unreadable)
+        self._checkpoints.drop(lambda _, file: file.path in unreadable)
 
     def doubt(self, host: int) -> None:
         """Forget what a host holds until it is surveyed again: its agent is gone."""
-        for places in (self._copies, self._checkpoints):
-            for place in [place for place in places if place[0] == host]:
-                del places[place]
+        for files in (self._copies, self._checkpoints):
+            files.drop(lambda at, _: at == host)
         self._forget_requests(host)
 
     def lose_host(self, host: int) -> None:
@@ -138,33 +129,33 @@ class Catalogue:
 
     def commit(self) -> int | None:
         """Move to the largest round that is durable at every stage; None if none is newer."""
-        durable = [
-            {update for update in self._marks[stage] if self._is_durable(stage, update)}
-            for stage in self._stages
-        ]
-        newest = max(set.intersection(*durable), default=0)
-        if newest <= self._committed:
+        durable = (
+            update
+            for update in self._marks[0]
+            if update > self._committed
+            and all(self._is_durable(stage, update) for stage in self._stages)
+        )
+        newest = max(durable, default=None)
+        if newest is None:
             return None
         self._committed = newest
         self._marks = [
             {update: digest for update, digest in marks.items() if update >= newest}
             for marks in self._marks
         ]
-        self._copies = {
-            place: copy for place, copy in self._copies.items() if copy.update >= newest
-        }
+        self._copies.drop(lambda _, copy: copy.update < newest)
         self._asked = {transfer for transfer in self._asked if transfer.update >= newest}
         return newest
 
-    def transfers(self) -> list[Transfer]:
+    def transfers(self, stage: int | None = None) -> list[Transfer]:
         """Return the copies that are missing to make every written round durable, oldest first.
 
-        Each is named once, until one of its hosts is lost or its stage is withdrawn; one that
-        fails is left to the next round.
+        Those of one stage, if it is given. Each is named once, until one of its hosts is lost or
+        its stage is withdrawn; one that fails is left to the next round.
         """
         missing = [
             transfer
-            for stage in self._stages
+            for stage in (self._stages if stage is None else (stage,))
             for update in self._marks[stage]
             if (transfer := self._missing(stage, update)) and transfer not in self._asked
         ]
@@ -213,8 +204,7 @@ class Catalogue:
     def newest_checkpoint(self) -> int:
         """Return the newest round that is whole on disk; 0, the initial state, if none is."""
         on_disk = [
-            {f.update for f in self._checkpoints.values() if f.stage == stage}
-            for stage in self._stages
+            {f.update for f in self._checkpoints if f.stage == stage} for stage in self._stages
         ]
         return max(set.intersection(*on_disk), default=0)
 
@@ -225,11 +215,11 @@ class Catalogue:
         up, and the beginning of a resumed run. All stages have to begin again from there.
         """
         update = self.newest_checkpoint()
-        digests = {f.stage: f.digest for f in self._checkpoints.values() if f.update == update}
+        digests = {f.stage: f.digest for f in self._checkpoints if f.update == update}
         self._marks = [{update: digests[s]} if update else {} for s in self._stages]
         self._committed = update
-        self._copies = {p: copy for p, copy in self._copies.items() if copy.update == update}
-        self._checkpoints = {p: f for p, f in self._checkpoints.items() if f.update <= update}
+        self._copies.drop(lambda _, copy: copy.update != update)
+        self._checkpoints.drop(lambda _, file: file.update > update)
         self._asked.clear()
         return update
 
@@ -280,12 +270,13 @@ class Catalogue:
         """Return the hosts that hold what the stage's mark stands for, its writer first."""
         return list(dict.fromkeys(host for host, _ in self._places(stage, update)))
 
-    def _places(self, stage: int, update: int) -> list[tuple[int, str]]:
-        return _matching(self._copies, stage, update, self._marks[stage].get(update))
+    def _places(self, stage: int, update: int) -> list[Place]:
+        digest = self._marks[stage].get(update)
+        return [] if digest is None else self._copies.places(stage, update, digest)
 
-    def _places_on_disk(self, stage: int) -> list[tuple[int, str]]:
+    def _places_on_disk(self, stage: int) -> list[Place]:
         digest = self._marks[stage].get(self._committed)
-        return _matching(self._checkpoints, stage, self._committed, digest)
+        return [] if digest is None else self._checkpoints.places(stage, self._committed, digest)
 
     def _missing(self, stage: int, update: int) -> Transfer | None:
         """Return the copy to the next host in the ring that would bring a round nearer."""
@@ -299,13 +290,3 @@ class Catalogue:
     def _transfer(self, stage: int, update: int, source: int, target: int) -> Transfer:
         digest = self._marks[stage][update]
         return Transfer(stage=stage, update=update, digest=digest, source=source, target=target)
-
-
-def _matching(
-    files: dict[tuple[int, str], SnapshotFile], stage: int, update: int, digest: str | None
-) -> list[tuple[int, str]]:
-    return [
-        place
-        for place, file in files.items()
-        if (file.stage, file.update, file.digest) == (stage, update, digest)
-    ]

@@ -148,7 +148,11 @@ class Fleet:
 
     def named(self, identity: str) -> Worker | None:
         """Find a worker by its name; None for one of another incarnation."""
-        return next((worker for worker in self.workers if worker.identity == identity), None)
+        stage = identity.split("/")[1] if identity.count("/") == 2 else ""  # noqa: PLR2004
+        if not stage.isdecimal() or int(stage) >= len(self.workers):
+            return None
+        worker = self.workers[int(stage)]
+        return worker if worker.identity == identity else None
 
     def on_host(self, index: int) -> list[Worker]:
         """Return the workers of one host."""

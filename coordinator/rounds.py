@@ -88,7 +88,9 @@ class Rounds:
         """Take word of a snapshot into account, and say what follows."""
         catalogue = self.catalogue
         told: list[Instruction] = []
+        stage: int | None = None  # that the word is about
         if isinstance(message, SnapshotWritten):
+            stage = message.stage
             self._capture_s = max(self._capture_s, message.capture_s)
             file = SnapshotFile(
                 stage=message.stage,
@@ -98,6 +100,7 @@ class Rounds:
             )
             catalogue.written(file, sender_host)
         elif isinstance(message, Replicated):
+            stage = message.file.stage
             catalogue.copied(message.file, message.host_index)
         elif isinstance(message, AgentSnapshots):
             self._surveyed(message)
@@ -110,7 +113,7 @@ class Rounds:
             self._fetching.pop(message.stage, None)  # to be tried again, if still needed
             host = self.fleet.hosts[message.host_index]
             told.append(Tell("warning", f"no copy of a snapshot on {host}: {message.error}"))
-        return [*told, *self._replicate(), *self._commit()]
+        return [*told, *self._replicate(stage), *self._commit()]
 
     def skipped(self, worker: Worker, message: SnapshotSkipped) -> list[Instruction]:
         """Tell the user that a stage left a snapshot out, once for each stage and reason."""
@@ -204,8 +207,8 @@ class Rounds:
             if index in (transfer.source, transfer.target):
                 del self._fetching[stage]
 
-    def _replicate(self) -> list[Instruction]:
-        transfers = self.catalogue.transfers()
+    def _replicate(self, stage: int | None) -> list[Instruction]:
+        transfers = self.catalogue.transfers(stage)
         return [request for transfer in transfers for request in self._request(transfer)]
 
     def _request(self, transfer: Transfer) -> list[Instruction]:

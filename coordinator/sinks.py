@@ -140,7 +140,7 @@ class RunDirectory:
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
         target = self.path / name
         beside = target.with_name(f".{target.name}.new")
-        beside.write_text(json_text(value, indent=2) + "\n", encoding="utf-8")
+        beside.write_text(json_text(value) + "\n", encoding="utf-8")
         beside.replace(target)
 
 

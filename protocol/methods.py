@@ -146,6 +146,12 @@ METHODS: Mapping[str, MethodSpec] = {
         several=True,
         predictors=_LOOK_AHEAD,
     ),
+    "spectrain-damped": MethodSpec(
+        summary="spectrain with learning rates that shrink with the delay of a stage",
+        weight_copies=_predicted,
+        several=True,
+        predictors=_LOOK_AHEAD,
+    ),
     "spectrain-v2": MethodSpec(
         summary="forwards predict the weights of their own update, backwards read the same again",
         weight_copies=_stashed,

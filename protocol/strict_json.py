@@ -13,14 +13,16 @@ from typing import Any
 __all__ = ["json_text"]
 
 
-def json_text(value: Any, indent: int | None = None) -> str:
-    """Return ``value`` as JSON: the same text for the same value, ``null`` for NaN, infinities.
+def json_text(value: Any) -> str:
+    """Return ``value`` as one line of JSON, with ``null`` for NaN and infinities.
 
     Args:
         value: of mappings, sequences, strings, numbers, booleans and None.
-        indent: spaces per level; None for one line.
     """
-    return json.dumps(_strict(value), indent=indent, allow_nan=False, ensure_ascii=False)
+    try:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError):  # seldom: the other way is far slower
+        return json.dumps(_strict(value), allow_nan=False, ensure_ascii=False)
 
 
 def _strict(value: Any) -> Any:

@@ -24,6 +24,13 @@ __all__ = ["meet_at_socket", "read_exactly"]
 _TOKEN_BYTES = 16
 _BUFFER_BYTES = 4 << 20  # the system may give less
 
+_QUIET_S = 2
+_UNANSWERED = 4
+"""A connection to another host whose end hears nothing asks for a sign of life every so many
+seconds, and breaks after so many questions. Else a receiver would wait for ever behind a cable that
+is out; a sender is told by its receiver, which has a new link built.
+"""
+
 
 def meet_at_socket(
     rank: int, *, address: str, exchange: Exchange, timeout_s: float
@@ -138,4 +145,8 @@ def _tuned(connection: socket.socket) -> socket.socket:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
     if connection.family != socket.AF_UNIX:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _QUIET_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _QUIET_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _UNANSWERED)
     return connection

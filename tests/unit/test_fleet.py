@@ -18,9 +18,15 @@ def test_a_worker_is_named_by_stage_and_incarnation() -> None:
 
 
 def test_an_older_or_newer_incarnation_is_nobody() -> None:
-    fleet = Fleet(("left",), workers=[a_worker()])
-    assert fleet.named("worker/1/2") is fleet.workers[0]
+    fleet = Fleet(("left",), workers=[a_worker(0), a_worker(1)])
+    assert fleet.named("worker/1/2") is fleet.workers[1]
     assert fleet.named("worker/1/1") is fleet.named("worker/1/3") is None
+
+
+def test_what_is_no_workers_name_is_nobodys() -> None:
+    fleet = Fleet(("left",), workers=[a_worker(0)])
+    for name in ("worker/1/2", "worker/x/2", "worker/0", "agent/0", "launcher", "worker/0/2/feed"):
+        assert fleet.named(name) is None
 
 
 def test_a_workers_state_goes_from_starting_to_ended() -> None:

@@ -105,6 +105,22 @@ def test_spectrain_looks_less_far_while_the_pipeline_fills() -> None:
     assert found["B0"] == found["B5"] == Ahead(1)
 
 
+def test_the_damped_spectrain_reads_the_same_and_learns_slower_the_longer_its_delay() -> None:
+    for k in range(4):
+        assert reads("spectrain-damped", k, 4) == reads("spectrain", k, 4)
+    factors = [method("spectrain-damped", k, 4).lr_factor(7) for k in range(4)]
+    assert factors == [1 / 4, 1 / 3, 1 / 2, 1]
+
+
+@pytest.mark.parametrize("name", ["spectrain-damped", "pipemare"])
+def test_factors_of_a_method_multiply_the_jobs_schedule(name: str) -> None:
+    job = make_job(mlp, optimizer=sgd(lr=0.5), lr_schedule=lambda _: 0.5)
+    for k, part in enumerate(build_all(job, [2, 2, 3], name)):
+        factor = part.method.lr_factor(0)
+        assert part.weights.lr == pytest.approx(0.25 * factor)
+        assert (factor == 1) == (k == 2 or (name == "pipemare" and k == 1))
+
+
 def test_spectrain_counts_updates_of_several_micro_batches() -> None:
     found = reads("spectrain", 2, 4, batches=4, microbatches=2)
     # One later micro-batch is back by then: the second of a batch makes that an update more.
@@ -264,7 +280,7 @@ def test_an_optimizer_that_the_method_is_not_made_for_is_refused() -> None:
     assert build_all(make_job(mlp, optimizer=nadam), [4, 3], "nesterov")
 
 
-@pytest.mark.parametrize("name", ["spectrain", "spectrain-v2", "pipeoptim", "xpipe"])
+@pytest.mark.parametrize("name", [name for name, spec in METHODS.items() if spec.predictors])
 def test_an_optimizer_that_cannot_be_predicted_is_refused_by_methods_that_predict(
     name: str,
 ) -> None:

@@ -120,7 +120,7 @@ def test_micro_batches_need_a_method_that_splits_batches() -> None:
     (problem,) = problems(method="stash", microbatches=2)
     assert problem == (
         "microbatches = 2: stash updates after every mini-batch; methods that split it are "
-        "spectrain, pipeoptim, xpipe, paci, 2bw, sync"
+        "spectrain, spectrain-damped, pipeoptim, xpipe, paci, 2bw, sync"
     )
     assert make(method="spectrain", microbatches=2).microbatches == 2
 

@@ -14,6 +14,7 @@ from .paci import Paci
 from .pipemare import PipeMare
 from .pipeoptim import PipeOptim
 from .spectrain import SpecTrain
+from .spectrain_damped import SpecTrainDamped
 from .spectrain_v2 import SpecTrainV2
 from .stash import Stash
 from .sync import Sync
@@ -25,6 +26,7 @@ __all__ = ["METHODS", "Method", "Place"]
 
 METHODS: Mapping[str, type[Method]] = {
     "spectrain": SpecTrain,
+    "spectrain-damped": SpecTrainDamped,
     "spectrain-v2": SpecTrainV2,
     "pipeoptim": PipeOptim,
     "xpipe": XPipe,
