@@ -92,9 +92,9 @@ def parcel_bytes(run: LiveRun) -> list[int]:
 
 
 def updates_between_rounds(run: LiveRun, stages: int) -> int:
-    """Return M: as chosen, or what a run begins with if it ended before that."""
+    """Return M: as it was chosen last, or what a run begins with if it ended before that."""
     chosen = re.findall(r"a snapshot every (\d+) updates", run.output.read_text())
-    return max(map(int, chosen), default=4 * stages)
+    return int(chosen[-1]) if chosen else 4 * stages
 
 
 def show_logs(run: LiveRun) -> None:
