@@ -140,6 +140,7 @@ class Rounds:
             capture_s=self._capture_s,
             update_s=update_s,
             workers=len(self.fleet.workers),
+            update_bytes=self._update_bytes,
             most=most,
         )
         text = (

@@ -10,6 +10,7 @@ from spectrain.coordinator.snapshot_interval import (
     FAULTS_PER_WORKER_S,
     LARGEST_SHARE,
     LEAST_INTERVAL_S,
+    LIGHT_LOG_BYTES,
     LONGEST_INTERVAL_S,
     choose_interval,
 )
@@ -54,3 +55,17 @@ def test_there_is_a_whole_number_of_updates_and_at_least_one(update_s: float) ->
 def test_the_room_in_the_logs_is_a_limit() -> None:
     assert choose_interval(capture_s=10, update_s=1, workers=4, most=7) == 7
     assert choose_interval(capture_s=10, update_s=1, workers=4, most=1000) == 60
+
+
+def test_large_parcels_need_rounds_nearer_together_than_the_rule_says() -> None:
+    few, many = (
+        choose_interval(capture_s=0.001, update_s=0.01, workers=4, update_bytes=update_bytes)
+        for update_bytes in (1 << 10, 4 << 20)
+    )
+    assert few > 500
+    assert many == LIGHT_LOG_BYTES // (4 << 20)
+
+
+def test_a_light_log_is_no_reason_to_stop_stages_for_more_than_their_share() -> None:
+    every = choose_interval(capture_s=0.1, update_s=0.01, workers=4, update_bytes=1 << 30)
+    assert every * 0.01 == pytest.approx(0.1 / LARGEST_SHARE, rel=1e-3)
