@@ -67,7 +67,7 @@ class Rounds:
     _measured_from: tuple[float, int] | None = None  # a time, and the least version then
     _skips: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
     _update_bytes: float = 0.0  # that one update adds to the fullest log
-    _capture_s: float = 0.0
+    _captures_s: dict[int, float] = field(default_factory=dict[int, float])  # by stage
     _is_chosen: bool = False
 
     def begin(self) -> list[Instruction]:
@@ -91,7 +91,9 @@ class Rounds:
         stage: int | None = None  # that the word is about
         if isinstance(message, SnapshotWritten):
             stage = message.stage
-            self._capture_s = max(self._capture_s, message.capture_s)
+            # The first one of a stage also takes memory; what counts is what they cost from then.
+            least_s = self._captures_s.get(message.stage, message.capture_s)
+            self._captures_s[message.stage] = min(least_s, message.capture_s)
             file = SnapshotFile(
                 stage=message.stage,
                 update=message.update,
@@ -136,16 +138,17 @@ class Rounds:
         if self._is_chosen or self.catalogue.committed == 0:
             return []
         self._is_chosen = True
+        capture_s = max(self._captures_s.values(), default=0.0)
         every = choose_interval(
-            capture_s=self._capture_s,
+            capture_s=capture_s,
             update_s=update_s,
             workers=len(self.fleet.workers),
-            update_bytes=self._update_bytes,
+            update_bytes=self._bytes_by_peak(),
             most=most,
         )
         text = (
             f"a snapshot every {every} updates ({every * update_s:.1f} s; taking one stops a "
-            f"stage for {1000 * self._capture_s:.1f} ms, an update takes {1000 * update_s:.1f} ms)"
+            f"stage for {1000 * capture_s:.1f} ms, an update takes {1000 * update_s:.1f} ms)"
         )
         told = Tell("info", text)
         return [told, *self._plan_anew(every, update_s, patient=every == most)]
@@ -178,6 +181,20 @@ class Rounds:
         if not self._update_bytes:
             return None
         return max(1, int(self.settings.log_memory_bytes / self._update_bytes / 2))
+
+    def _bytes_by_peak(self) -> float:
+        """Return what one update adds to the fullest log, by the most that it ever held.
+
+        Between two rounds that is what the updates from one to the next have added, and those in
+        flight. Reports are too seldom to tell it from what a log holds when they are made.
+        """
+        reports = [worker.progress for worker in self.fleet.workers if worker.progress is not None]
+        peaks = [
+            max(report.peak_activations_log_bytes, report.peak_gradients_log_bytes)
+            for report in reports
+        ]
+        every = self.plan.every if self.plan is not None else 0
+        return max(peaks, default=0) / (every + self.settings.stages)
 
     def plan_for(self, worker: Worker) -> list[Instruction]:
         """Tell a restarted worker what the others were told."""

@@ -143,6 +143,28 @@ def _show_status(run_dir: Path, as_json: bool) -> int:  # noqa: FBT001
     return 0
 
 
+_SIMULATED = (
+    "job", "stages", "method", "microbatches", "predictor", "horizon", "predict_lr", "precision",
+    "batch_size", "epochs", "max_batches", "seed", "partition", "threads", "evaluate",
+    "assignments",
+)  # fmt: skip
+"""Parameters of ``launch`` that mean something to one process."""
+
+
+@main.command(
+    context_settings=_CONTEXT, params=[each for each in launch.params if each.name in _SIMULATED]
+)
+def simulate(**options: Any) -> None:
+    """Train JOB with all its stages in one process, to study depth without machines.
+
+    The bits are those of a run with a process for each stage. Prints one JSON object for each
+    mini-batch and evaluation, then a summary.
+    """
+    from .simulate import simulate as run_simulation
+
+    sys.exit(_guarded(run_simulation, options))
+
+
 def _guarded(command: Any, options: dict[str, Any]) -> int:
     """Run a command; a user's mistake is one message, a fault of ours a traceback."""
     from ..protocol.errors import ExitCode, SpectrainError

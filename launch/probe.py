@@ -43,7 +43,15 @@ MISSING = "missing"
 """Stands for the version or digest of what is not there."""
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_SUBPACKAGES = ("coordinator", "examples", "launch", "optimizers", "protocol", "worker")
+_SUBPACKAGES = (
+    "coordinator",
+    "examples",
+    "launch",
+    "optimizers",
+    "protocol",
+    "simulator",
+    "worker",
+)
 _NVIDIA_SMI_TIMEOUT_S = 15.0
 _GPU = re.compile(r"GPU \d+: (.+) \(UUID: (\S+)\)")
 _MIG = re.compile(r"\s+(MIG \S+) .*\(UUID: (\S+)\)")

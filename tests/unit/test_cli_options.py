@@ -69,8 +69,8 @@ def test_the_launcher_takes_one_job_and_may_do_without() -> None:
     assert (job.name, job.nargs, job.required) == ("job", 1, False)
 
 
-def test_the_command_of_all_commands_knows_launch_and_status() -> None:
-    assert sorted(main.commands) == ["launch", "status"]
+def test_the_command_of_all_commands_knows_the_others() -> None:
+    assert sorted(main.commands) == ["launch", "simulate", "status"]
 
 
 @pytest.mark.parametrize("option", [each for each in launch.params if each.name != "version"])

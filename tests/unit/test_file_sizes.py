@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("protocol", "coordinator", "worker", "launch", "optimizers", "examples", "benchmarks")
+FOLDERS = (
+    "protocol",
+    "coordinator",
+    "worker",
+    "launch",
+    "optimizers",
+    "simulator",
+    "examples",
+    "benchmarks",
+)
 MOST_LINES = 400
 LONGER = {"messages.py"}  # the whole contract of the control plane, to be read in one place
 

@@ -20,6 +20,7 @@ PACKAGES = (
     "worker/methods",
     "launch",
     "optimizers",
+    "simulator",
     "examples",
 )
 OUTSIDE = ("tests", "benchmarks", "docs")

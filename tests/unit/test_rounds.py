@@ -296,3 +296,26 @@ def test_a_copy_under_way_is_asked_for_again_when_an_agent_comes_back(index: int
     again = run.rounds.bring(0, 2)
     assert again is not None
     assert len(requests(again)) == 1
+
+
+def test_large_parcels_bring_the_rounds_nearer_together() -> None:
+    run = Run(every=None)
+    run.rounds.begin()
+    run.commit(8, capture_s=0.0001)
+    for worker in run.fleet.workers:
+        worker.progress = progress(worker.stage)
+    run.trains_to(5, 5)
+    run.rounds.tick(10.0)
+    run.trains_to(405, 405)
+    # 10 MiB for each of the 8 updates between rounds, and for two in flight
+    object.__setattr__(run.fleet.workers[0].progress, "peak_activations_log_bytes", 100 << 20)
+    assert {every for _, every in plans(run.rounds.tick(14.0))} == {-(-(64 << 20) // (10 << 20))}
+
+
+def test_a_first_capture_that_also_took_memory_does_not_count() -> None:
+    run = Run(every=None)
+    run.rounds.begin()
+    run.commit(8, capture_s=0.02)
+    run.commit(16, capture_s=0.001)
+    (_, every), *_ = plans(trained_for(run, 4.0, (420, 415), before=(20, 20)))
+    assert every == choose_interval(capture_s=0.001, update_s=4.0 / 395, workers=2)

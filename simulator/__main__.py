@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from .coordinator.export import weights_sha256
-from .coordinator.plan import make_plan
-from .protocol.errors import SpectrainError
-from .protocol.job import load_job
-from .protocol.messages import BatchResult
-from .protocol.settings import Settings
-from .worker.pipeline import run_in_one_process
-from .worker.scoreboard import EvaluationResult
+from ..coordinator.export import weights_sha256
+from ..coordinator.plan import make_plan
+from ..protocol.errors import SpectrainError
+from ..protocol.job import load_job
+from ..protocol.messages import BatchResult
+from ..protocol.settings import Settings
+from ..worker.pipeline import run_in_one_process
+from ..worker.scoreboard import EvaluationResult
 
 __all__ = ["simulate"]
 

@@ -1,0 +1,1 @@
+"""All stages of a run in one process: what ``spectrain simulate`` starts."""
