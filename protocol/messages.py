@@ -144,8 +144,7 @@ class ParcelDigest:
     """What a receiver remembers of a parcel, to be compared when it is made again."""
 
     number: int
-    op: str  # its consumer
-    digest: int  # xxh3_64 of the payload
+    digest: int  # of the payload, see worker/stream_log.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -709,7 +708,6 @@ class Announce:
     boundary: Boundary
     generation: int  # of the link that carries the payload
     position: int  # the parcel's number in this stream, the same in every incarnation
-    digests: tuple[ParcelDigest, ...] = ()  # of this parcel and of earlier ones, as they are known
 
 
 # -- replicas between agents --------------------------------------------------------------------

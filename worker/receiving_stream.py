@@ -26,7 +26,7 @@ from ..protocol.sockets import Authority, KeyPair, Server
 from .boundary import Parcel, allocate, assemble, tensors_of
 from .link import RECEIVER, Link
 from .stream_end import LINK_TIMEOUT_S, StreamEnd, Target, stream_identity
-from .stream_log import is_needed_after
+from .stream_log import digest_of, is_needed_after
 
 __all__ = ["ReceivingStream"]
 
@@ -244,8 +244,8 @@ class ReceivingStream(StreamEnd):
     def _welcome(self, hello: StreamHello, own: bytes) -> StreamWelcome:
         with self._gate:
             digests = (
-                ParcelDigest(number=number, op=str(op), digest=digest)
-                for number, (op, digest) in self._digests.items()
+                ParcelDigest(number=number, digest=digest)
+                for number, (_, digest) in self._digests.items()
                 if number >= hello.number
             )
             return StreamWelcome(
@@ -268,6 +268,7 @@ class ReceivingStream(StreamEnd):
                 return
         tensors = allocate(announce.boundary, self._device)
         link.receive(tensors, what=str(op), timeout_s=LINK_TIMEOUT_S)
+        digest = digest_of(tensors)  # now: once it can be taken, the stage may write to it
         value = assemble(announce.boundary, tensors)
         number = announce.position
         parcel = Parcel(op, value, announce.samples, announce.batch_samples, number)
@@ -275,9 +276,7 @@ class ReceivingStream(StreamEnd):
         with self._gate:
             self._position = number + 1
             self._last_op = op
-            for told in announce.digests:
-                told_op = op if told.number == number else Op.parse(told.op)
-                self._digests[told.number] = told_op, told.digest
+            self._digests[number] = op, digest
             if is_wanted:
                 self._parcels[op] = parcel
             else:

@@ -11,28 +11,18 @@ import zmq
 
 from ..protocol.codec import pack_body
 from ..protocol.errors import LinkError, ProtocolError, ReplayMismatchError
-from ..protocol.messages import (
-    Announce,
-    ParcelDigest,
-    Peer,
-    StreamHello,
-    StreamRefused,
-    StreamWelcome,
-)
+from ..protocol.messages import Announce, Peer, StreamHello, StreamRefused, StreamWelcome
 from ..protocol.sockets import Client, KeyPair
 from .boundary import Parcel
 from .link import SENDER, Link
 from .stream_end import LINK_TIMEOUT_S, StreamEnd, Target, stream_identity
-from .stream_log import LoggedParcel, StreamLog
+from .stream_log import LoggedParcel, StreamLog, digest_of
 
 __all__ = ["SendingStream"]
 
 _ANSWER_TIMEOUT_S = 1.0  # then the hello is said anew: a link under construction waits no longer
 _RETRY_PAUSE_S = 0.1
 _IDLE_S = 60.0
-
-_SMALL_BYTES = 64 << 10
-"""A digest of so much takes a few microseconds, and is told with the parcel itself."""
 
 
 class SendingStream(StreamEnd):
@@ -107,7 +97,6 @@ class SendingStream(StreamEnd):
         # Guarded by the gate:
         self._log = StreamLog(epoch_batches)
         self._next = 0  # lower numbers were sent, or suppressed
-        self._told = 0  # digests of lower numbers were told
         self._thread_sends = False  # the thread has the next parcel in hand
         # The thread's own:
         self._client: Client | None = None
@@ -165,7 +154,7 @@ class SendingStream(StreamEnd):
             self.waited_s += self._wait_for_queue(self._window - 1)
             self.waited_s += self._wait_for_room(logged)
             self._log.append(logged)
-            is_left_to_thread = not self._sent_at_once(logged) or self._untold() is not None
+            is_left_to_thread = not self._sent_at_once(logged)
         if is_left_to_thread:
             self._waker.wake()
 
@@ -230,17 +219,7 @@ class SendingStream(StreamEnd):
         return True
 
     def _announcement(self, target: Target, parcel: LoggedParcel) -> Announce:
-        """Announce ``parcel``, and tell what digests are known by now."""
         parcel.check_size()
-        if self._log_bytes is not None and parcel.is_on_host and parcel.size_bytes <= _SMALL_BYTES:
-            parcel.take_digest()
-        digests: list[ParcelDigest] = []
-        known = self._log.from_number(self._told)
-        while known is not None and known.number <= parcel.number and known.digest is not None:
-            told = ParcelDigest(number=known.number, op=str(known.op), digest=known.digest)
-            digests.append(told)
-            self._told = known.number + 1
-            known = self._log.from_number(self._told)
         return Announce(
             op=str(parcel.op),
             samples=parcel.samples,
@@ -248,7 +227,6 @@ class SendingStream(StreamEnd):
             boundary=parcel.boundary,
             generation=target.generation,
             position=parcel.number,
-            digests=tuple(digests),
         )
 
     def _was_sent(self, parcel: LoggedParcel) -> None:
@@ -256,15 +234,6 @@ class SendingStream(StreamEnd):
         self.sent += 1
         if self._log_bytes is None:
             self._log.forget_below(self._next)
-
-    def _untold(self) -> LoggedParcel | None:
-        """Return the first parcel that was sent whose digest nobody has worked out yet."""
-        if self._log_bytes is None:
-            return None
-        parcel = self._log.from_number(self._told)
-        while parcel is not None and parcel.digest is not None:
-            parcel = self._log.from_number(parcel.number + 1)
-        return parcel if parcel is not None and parcel.number < self._next else None
 
     # -- in the stream's own thread -----------------------------------------------------------
 
@@ -278,14 +247,10 @@ class SendingStream(StreamEnd):
             return
         with self._gate:
             parcel = self._log.from_number(self._next)
-            untold = self._untold()
             self._thread_sends = parcel is not None
         try:
-            if parcel is None and untold is None:
+            if parcel is None:
                 self._rest(_IDLE_S)
-            elif parcel is None:
-                assert untold is not None
-                untold.take_digest()  # now that no neighbour waits for it
             elif parcel.number < self._peer_position:
                 self._suppress(target, parcel)
             else:
@@ -320,7 +285,7 @@ class SendingStream(StreamEnd):
                     f"{target.name} needs parcel {self._peer_position} of the {self._name}; "
                     f"stage {self._stage} has only those from {self._log.first_number} on"
                 )
-            self._next = self._told = min(self._next, self._peer_position)
+            self._next = min(self._next, self._peer_position)
             self._stand(target)
 
     def _greet(self, target: Target, own: bytes) -> bytes:
@@ -358,8 +323,8 @@ class SendingStream(StreamEnd):
     def _suppress(self, target: Target, parcel: LoggedParcel) -> None:
         """Do not send what the receiver has; see that it is the same."""
         parcel.land()
-        theirs = self._digests.pop(parcel.number, None)  # None: from before a restart, or not told
-        if theirs is not None and (ours := parcel.take_digest()) != theirs:
+        theirs = self._digests.pop(parcel.number, None)  # None: it had that from before a restart
+        if theirs is not None and (ours := digest_of(parcel.tensors)) != theirs:
             raise ReplayMismatchError(
                 f"stage {self._stage} was restarted and has made parcel {parcel.number} of its "
                 f"{self._name}, {parcel.op}, anew with digest {ours:016x}; {target.name} has it "
@@ -371,8 +336,7 @@ class SendingStream(StreamEnd):
             self.suppressed += 1
 
     def _transmit(self, target: Target, link: Link, parcel: LoggedParcel) -> None:
-        with self._gate:
-            announce = self._announcement(target, parcel)
+        announce = self._announcement(target, parcel)
         note = None
         if link.carries_notes:
             note = pack_body(announce)

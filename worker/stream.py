@@ -18,8 +18,7 @@ generation, maybe with a neighbour in a new incarnation. Then the receiver's pos
 truth: it needs the parcels from that number on, and no other. The sender keeps what it sent until
 it is trimmed, so a restarted receiver gets again what its former self lost. A restarted sender
 makes its parcels anew, with their old numbers; those the receiver has are not sent, but digests
-show whether they are the same. The sender works a large parcel's digest out after sending it, and
-tells it with a later one: if it dies before, that parcel is not compared.
+show whether they are the same.
 
 Deadlines are those of ``take`` and ``put``, where the stage itself waits, and count only while
 the link stands; the threads wait for as long as it does.

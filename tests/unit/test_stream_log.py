@@ -168,3 +168,26 @@ def test_numbers_rise_and_do_not_run_ahead(number: int) -> None:
     log = log_of("F0", "F1")
     with pytest.raises(AssertionError, match=rf"F9 as parcel {number}, between 1 and 2"):
         log.append(logged("F9", number))
+
+
+@pytest.mark.parametrize("place", [0, 4095, -4096, -1])
+def test_of_a_large_tensor_the_first_and_the_last_bytes_count(place: int) -> None:
+    large = torch.zeros(1 << 20, dtype=torch.uint8)
+    before = digest_of([large])
+    large[place] = 1
+    assert digest_of([large]) != before
+
+
+def test_of_a_large_tensor_what_differs_all_over_is_seen() -> None:
+    large = torch.randn(1 << 18)
+    assert digest_of([large]) != digest_of([large * (1 + 1e-6)])
+
+
+def test_all_bytes_of_a_small_tensor_count() -> None:
+    small = torch.zeros(1 << 16, dtype=torch.uint8)
+    digests = {digest_of([small])}
+    for place in range(0, 1 << 16, 997):
+        changed = small.clone()
+        changed[place] = 1
+        digests.add(digest_of([changed]))
+    assert len(digests) == 1 + len(range(0, 1 << 16, 997))
