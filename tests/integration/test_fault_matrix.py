@@ -18,11 +18,12 @@ from integration.surviving import Trial, wait_for_losses, worker_of
         ("spectrain", {}),
         ("spectrain", {"adamw": "true"}),
         pytest.param("vanilla", {}, marks=pytest.mark.chaos),
+        pytest.param("stash", {}, marks=pytest.mark.chaos),
         pytest.param("xpipe", {}, marks=pytest.mark.chaos),
         pytest.param("vertical-sync", {}, marks=pytest.mark.chaos),
         ("sync", {}),
     ],
-    ids=["spectrain", "adamw", "vanilla", "xpipe", "vertical-sync", "sync"],
+    ids=["spectrain", "adamw", "vanilla", "stash", "xpipe", "vertical-sync", "sync"],
 )
 def test_each_stage_is_killed_in_turn(method: str, hyper: dict[str, str], tmp_path: Path) -> None:
     """Rows 1 and 11."""
