@@ -94,8 +94,8 @@ class Segment:
         if not rounds and (whole or self.live.is_cuda):
             formula(self.live, self.clean, *sources)
             return
-        scratch = torch.empty(min(_BLOCK, self.clean.numel()) if rounds else 0)
-        scratch = scratch.to(self.clean.device)
+        scratch_size = min(_BLOCK, self.clean.numel()) if rounds else 0
+        scratch = torch.empty(scratch_size, device=self.clean.device)
         blocks = (flat.split(_BLOCK) for flat in (self.live, self.clean, *sources))
         for live, clean, *rest in zip(*blocks, strict=True):
             if rounds:

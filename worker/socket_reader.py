@@ -13,6 +13,9 @@ _AHEAD_BYTES = 64 << 10
 
 _LENGTH = struct.Struct("=I")
 
+_LONGEST_NOTE_BYTES = 1 << 20
+"""As long as a message may be; more is taken for nonsense, not for room to make."""
+
 _FOREVER_S = 24 * 3600.0
 _TOLERANCE = 0.01
 
@@ -50,10 +53,21 @@ class SocketReader:
         self._begin = self._end = 0  # what was read ahead
 
     def note(self, deadline_s: float) -> bytes:
-        """Return the next bytes that were sent ``with_length``; raises as ``fill``."""
+        """Return the next bytes that were sent ``with_length``.
+
+        Raises:
+            ConnectionError: as ``fill``, or a note is longer than any can be.
+            TimeoutError: as ``fill``.
+        """
         head = bytearray(_LENGTH.size)
         self.fill(memoryview(head), deadline_s)
-        note = bytearray(_LENGTH.unpack(head)[0])
+        size_bytes = _LENGTH.unpack(head)[0]
+        if size_bytes > _LONGEST_NOTE_BYTES:
+            raise ConnectionError(
+                f"a note of {size_bytes} bytes is announced; at most {_LONGEST_NOTE_BYTES} are "
+                "taken: what comes on this connection is not what the peer means"
+            )
+        note = bytearray(size_bytes)
         self.fill(memoryview(note), deadline_s)
         return bytes(note)
 
