@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from ipaddress import ip_address
 
 from .rendezvous import Exchange
-from .socket_reader import limit
+from .socket_reader import read_some
 
 __all__ = ["meet_at_socket", "read_exactly"]
 
@@ -69,11 +69,7 @@ def read_exactly(connection: socket.socket, room: memoryview, deadline_s: float)
         TimeoutError: the deadline, by the monotonic clock, has passed.
     """
     while room:
-        limit(connection, deadline_s - time.monotonic())
-        count = connection.recv_into(room)
-        if not count:
-            raise ConnectionResetError("the peer closed the connection")
-        room = room[count:]
+        room = room[read_some(connection, room, deadline_s) :]
 
 
 def _listen_on_host() -> socket.socket:

@@ -6,7 +6,7 @@ import socket
 import struct
 import time
 
-__all__ = ["SocketReader", "limit", "with_length"]
+__all__ = ["SocketReader", "limit", "read_some", "with_length"]
 
 _AHEAD_BYTES = 64 << 10
 """Read at a time. What is longer goes straight to where it is wanted."""
@@ -38,6 +38,20 @@ def limit(connection: socket.socket, timeout_s: float) -> None:
         is_near = abs(wanted_s - present_s) <= _TOLERANCE * wanted_s
     if not is_near:
         connection.settimeout(wanted_s)
+
+
+def read_some(connection: socket.socket, room: memoryview, deadline_s: float) -> int:
+    """Wait for bytes, put them into ``room`` and return how many they are, at least 1.
+
+    Raises:
+        ConnectionError: the peer closed the connection, or it broke.
+        TimeoutError: the deadline, by the monotonic clock, has passed.
+    """
+    limit(connection, deadline_s - time.monotonic())
+    count = connection.recv_into(room)
+    if not count:
+        raise ConnectionResetError("the peer closed the connection")
+    return count
 
 
 class SocketReader:
@@ -80,18 +94,11 @@ class SocketReader:
         """
         while room:
             if self._begin == self._end and len(room) < _AHEAD_BYTES:
-                self._begin, self._end = 0, self._read(self._memory, deadline_s)
+                self._begin, self._end = 0, read_some(self._connection, self._memory, deadline_s)
             if self._begin < self._end:
                 count = min(len(room), self._end - self._begin)
                 room[:count] = self._memory[self._begin : self._begin + count]
                 self._begin += count
             else:
-                count = self._read(room, deadline_s)
+                count = read_some(self._connection, room, deadline_s)
             room = room[count:]
-
-    def _read(self, room: memoryview, deadline_s: float) -> int:
-        limit(self._connection, deadline_s - time.monotonic())
-        count = self._connection.recv_into(room)
-        if not count:
-            raise ConnectionResetError("the peer closed the connection")
-        return count
