@@ -232,7 +232,7 @@ def measure(workers: int, seconds: float) -> list[dict[str, Any]]:
 
 @click.command()
 @click.option("--workers", "counts", multiple=True, default=(256, 1000), show_default=True)
-@click.option("--seconds", default=20.0, show_default=True, help="Of each window.")
+@click.option("--seconds", default=15.0, show_default=True, help="Of each window.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path))
 def main(counts: tuple[int, ...], seconds: float, json_path: Path | None) -> None:
     """Print one row per number of workers and window."""

@@ -110,7 +110,7 @@ def show(records: list[dict[str, Any]]) -> None:
 @click.command()
 @click.option("--works", default="mlp,transformer", show_default=True)
 @click.option("--rounds", default=5, show_default=True)
-@click.option("--seconds", default=2.5, show_default=True, help="timed, of each turn")
+@click.option("--seconds", default=1.5, show_default=True, help="timed, of each turn")
 @click.option("--json", "json_path", type=click.Path(path_type=Path))
 def main(works: str, rounds: int, seconds: float, json_path: Path | None) -> None:
     """Print throughput as Markdown."""

@@ -107,7 +107,7 @@ def show(records: list[dict[str, Any]], field: str, title: str, spec: str) -> No
 @click.option("--forward-ms", default=10.0, show_default=True)
 @click.option("--backward-ms", default=20.0, show_default=True)
 @click.option("--rounds", default=5, show_default=True)
-@click.option("--seconds", default=0.5, show_default=True, help="timed, of each turn")
+@click.option("--seconds", default=0.4, show_default=True, help="timed, of each turn")
 @click.option("--json", "json_path", type=click.Path(path_type=Path))
 def main(
     *,
