@@ -66,6 +66,11 @@ class SocketReader:
         self._memory = memoryview(bytearray(_AHEAD_BYTES))
         self._begin = self._end = 0  # what was read ahead
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was read ahead."""
+        return self._begin == self._end
+
     def note(self, deadline_s: float) -> bytes:
         """Return the next bytes that were sent ``with_length``.
 
@@ -93,7 +98,7 @@ class SocketReader:
             TimeoutError: the deadline, by the monotonic clock, has passed.
         """
         while room:
-            if self._begin == self._end and len(room) < _AHEAD_BYTES:
+            if self.is_empty and len(room) < _AHEAD_BYTES:
                 self._begin, self._end = 0, read_some(self._connection, self._memory, deadline_s)
             if self._begin < self._end:
                 count = min(len(room), self._end - self._begin)
