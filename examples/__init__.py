@@ -1,1 +1,1 @@
-"""Job files that ship with the package; each is plain PyTorch and imports nothing of ours."""
+"""Job files that come with the package; those here are plain PyTorch and import nothing of ours."""

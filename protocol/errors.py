@@ -7,6 +7,7 @@
     │   ├── SettingsError          an option or setting that cannot be
     │   ├── HostError              host file, host list, a host that cannot be used
     │   ├── JobError               the job file or what its functions return
+    │   ├── DataError              a user's copy of a data set that cannot be read
     │   └── PreflightError         a host is not fit: ssh, versions, files, ports
     ├── ProtocolError              a message that must be dropped
     ├── LinkError                  a neighbour's link failed; a consequence, seldom a first cause
@@ -22,6 +23,7 @@ from enum import IntEnum
 from typing import ClassVar
 
 __all__ = [
+    "DataError",
     "DeadlineError",
     "ExitCode",
     "HostError",
@@ -82,6 +84,10 @@ class HostError(UserError):
 
 class JobError(UserError):
     """The job file cannot be used as it is."""
+
+
+class DataError(UserError):
+    """A copy of a data set is missing, damaged, or of no known layout."""
 
 
 class PreflightError(UserError):

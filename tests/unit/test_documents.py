@@ -129,7 +129,7 @@ def test_every_file_of_a_run_directory_is_described() -> None:
     assert [name for name in names if f"`{name}`" not in described] == []
 
 
-@pytest.mark.parametrize("folder", ["protocol", "coordinator", "worker", "launch"])
+@pytest.mark.parametrize("folder", ["protocol", "coordinator", "worker", "launch", "readers"])
 def test_the_architecture_names_every_module_and_no_other(folder: str) -> None:
     house = ARCHITECTURE.read_text().partition(f"\n`{folder}/`: ")[2].partition("\n\n`")[0]
     modules = {path.relative_to(ROOT / folder).as_posix() for path in (ROOT / folder).rglob("*.py")}

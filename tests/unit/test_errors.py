@@ -28,6 +28,7 @@ CODES_OF_ERRORS = {
     "SettingsError": 2,
     "HostError": 2,
     "JobError": 2,
+    "DataError": 2,
     "PreflightError": 3,
     "ProtocolError": 1,
     "LinkError": 1,
@@ -60,7 +61,14 @@ def test_all_errors_are_one_tree_and_all_are_exported() -> None:
 
 def test_what_a_user_can_mend_is_a_user_error() -> None:
     mendable = {name for name, error in exceptions().items() if issubclass(error, UserError)}
-    expected = {"UserError", "SettingsError", "HostError", "JobError", "PreflightError"}
+    expected = {
+        "UserError",
+        "SettingsError",
+        "HostError",
+        "JobError",
+        "DataError",
+        "PreflightError",
+    }
     assert mendable == expected
 
 

@@ -13,6 +13,7 @@ FOLDERS = (
     "worker",
     "launch",
     "optimizers",
+    "readers",
     "simulator",
     "examples",
     "benchmarks",

@@ -20,8 +20,10 @@ PACKAGES = (
     "worker/methods",
     "launch",
     "optimizers",
+    "readers",
     "simulator",
     "examples",
+    "examples/paper",
 )
 OUTSIDE = ("tests", "benchmarks", "docs")
 

@@ -1,0 +1,1 @@
+"""The six models that SpecTrain's authors trained, as job files; the data are the user's own."""
