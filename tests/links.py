@@ -14,7 +14,6 @@ import torch
 import zmq
 
 from spectrain.protocol.messages import Peer
-from spectrain.protocol.schedule import Op
 from spectrain.worker.link import RECEIVER, SENDER, Link, open_link
 from spectrain.worker.rendezvous import Exchange
 from spectrain.worker.stream import ReceivingStream, SendingStream
@@ -150,12 +149,7 @@ def receiving_stream(
 
 @contextmanager
 def stream_pair(
-    ipc_dir: Path,
-    *,
-    log_bytes: int = 1 << 30,
-    window: int = 4,
-    is_wanted: Callable[[Op], bool] = bool,
-    **changes: object,
+    ipc_dir: Path, *, log_bytes: int = 1 << 30, window: int = 4, **changes: object
 ) -> Iterator[StreamPair]:
     """Make both ends of a stream, not connected yet; close them at the end."""
     lost_by_sender: list[str] = []
@@ -167,11 +161,7 @@ def stream_pair(
             context, **changes, log_bytes=log_bytes, on_link_lost=lost_by_sender.append
         )
         receiver = receiving_stream(
-            context,
-            ipc_dir,
-            **changes,
-            is_wanted=is_wanted,
-            on_link_lost=lost_by_receiver.append,
+            context, ipc_dir, **changes, on_link_lost=lost_by_receiver.append
         )
         try:
             yield StreamPair(sender, receiver, lost_by_sender, lost_by_receiver, faults)

@@ -13,7 +13,6 @@ alive all along, its process number was not another's, and it had not let go of 
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import secrets
 import select
@@ -91,7 +90,7 @@ def open_direct_wire(
 
 
 class DirectWire:
-    """One end; see ``link.KeepingWire``.
+    """One end; see ``link.NotingWire``.
 
     Args:
         connection: a Unix socket.
@@ -139,24 +138,6 @@ class DirectWire:
     def receive_note(self, timeout_s: float) -> bytes:
         """Return the next note."""
         return self._socket_wire.receive_note(timeout_s)
-
-    def await_note(self, timeout_s: float | None, wake_fd: int) -> bool:
-        """Wait for a note, or its beginning; return False if it was something else that came."""
-        if self._socket_wire.has_read_ahead():
-            return True
-        come = select.poll()
-        come.register(self._connection, select.POLLIN)
-        come.register(wake_fd, select.POLLIN)
-        timeout_ms = None if timeout_s is None else math.ceil(1000 * timeout_s)
-        return self._connection.fileno() in dict(come.poll(timeout_ms))
-
-    def await_end(self, wake_fd: int) -> None:
-        """Wait until the wire ends, which is an error, or ``wake_fd`` is readable."""
-        come = select.poll()
-        come.register(self._connection, select.POLLRDHUP)
-        come.register(wake_fd, select.POLLIN)
-        if self._connection.fileno() in dict(come.poll()):
-            raise ConnectionResetError("the peer closed the connection")
 
     def _send(self, before: bytes, parts: Sequence[Tensor], timeout_s: float) -> None:
         if _is_small(parts):

@@ -7,7 +7,6 @@ agree what comes next (see ``stream``).
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -79,23 +78,6 @@ class NotingWire(Wire, Protocol):
 
     def receive_note(self, timeout_s: float) -> bytes:
         """Return the next note; its payload is to be received next."""
-        ...
-
-
-@runtime_checkable
-class KeepingWire(NotingWire, Protocol):
-    """A wire whose payloads stay with their sender until they are received.
-
-    Nothing is won by receiving ahead of need: the one who needs them waits here itself, in
-    ``await_note``, while another thread watches, in ``await_end``.
-    """
-
-    def await_note(self, timeout_s: float | None, wake_fd: int) -> bool:
-        """Wait until a note begins to arrive; return False if the time is up, or woken."""
-        ...
-
-    def await_end(self, wake_fd: int) -> None:
-        """Wait until woken; raise OSError if the peer is gone, or after ``abort``."""
         ...
 
 
@@ -174,7 +156,6 @@ class Link:
     def __init__(self, wire: Wire, peer: str, *, is_staged: bool = False) -> None:
         self._wire = wire
         self._noting = wire if isinstance(wire, NotingWire) else None
-        self._keeping = wire if isinstance(wire, KeepingWire) else None
         self._peer = peer
         self._is_staged = is_staged
 
@@ -220,33 +201,6 @@ class Link:
             return self._noting.leaves_at_once(_raw(tensors))
         except OSError:  # it is broken, which ``send`` is there to tell
             return False
-
-    @property
-    def keeps(self) -> bool:
-        """Whether what is sent stays with its sender until it is received, see ``KeepingWire``."""
-        return self._keeping is not None
-
-    def await_note(self, timeout_s: float | None, wake_fd: int) -> bool:
-        """Wait until the note of the next transfer begins to arrive; on a link that ``keeps``.
-
-        Args:
-            timeout_s: how long at most; None: for ever.
-            wake_fd: ends the wait when this descriptor is readable; it is not read.
-
-        Returns:
-            Whether there is one; also if the link broke, which ``receive_note`` tells.
-        """
-        assert self._keeping is not None, "this link keeps nothing"
-        return self._keeping.await_note(timeout_s, wake_fd)
-
-    def await_end(self, wake_fd: int) -> None:
-        """Wait until ``wake_fd`` is readable, beside whoever receives; on a link that ``keeps``.
-
-        Raises:
-            LinkError: the link broke, nearly always because the peer died.
-        """
-        assert self._keeping is not None, "this link keeps nothing"
-        self._carry(partial(self._keeping.await_end, wake_fd), "hear from", math.inf)
 
     def receive_note(self, timeout_s: float) -> bytes:
         """Wait for the note of the next transfer.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -23,7 +22,7 @@ from ..protocol.messages import (
     StreamWelcome,
 )
 from ..protocol.schedule import Kind, Op
-from ..protocol.sockets import Authority, KeyPair, Server, Waker
+from ..protocol.sockets import Authority, KeyPair, Server
 from .boundary import Parcel, allocate, assemble, tensors_of
 from .link import RECEIVER, Link
 from .stream_end import LINK_TIMEOUT_S, StreamEnd, Target, stream_identity
@@ -37,10 +36,6 @@ _MOST_DIGESTS = 1 << 14  # in a welcome, which has its size limit; a mismatch sh
 
 class ReceivingStream(StreamEnd):
     """What a neighbour fills and a stage's loop takes from; an ``Inbox`` that can be cut short.
-
-    Parcels are received ahead of need in the stream's own thread, so that they travel while the
-    stage computes. Where they would wait at their sender for nothing, on a link that ``keeps``,
-    ``take`` receives them itself: to wake another thread for that would take longer.
 
     Args:
         name: "activations" or "gradients".
@@ -115,10 +110,6 @@ class ReceivingStream(StreamEnd):
         self.discarded = 0
         self.refused = 0
         self._is_wanted = is_wanted
-        self._receiving = threading.Lock()
-        """Held by a stage that receives for itself: until then its link stays open."""
-        self._stage_waker = Waker()
-        self._broken: Link | None = None  # found so by the stage; the thread is about to
         # Guarded by the gate:
         self._position = 0  # no parcel with a lower number is needed
         self._parcels: dict[Op, Parcel] = {}
@@ -155,9 +146,7 @@ class ReceivingStream(StreamEnd):
         """
         with self._gate:
             self.waited_s += self._gate.wait(
-                lambda: op in self._parcels or self._is_cut(op),
-                lambda: self._missing(op),
-                pause=self._fetch,
+                lambda: op in self._parcels or self._is_cut(op), lambda: self._missing(op)
             )
             parcel = self._parcels.pop(op, None)
         for tensor in tensors_of(parcel.value) if parcel else ():
@@ -173,17 +162,6 @@ class ReceivingStream(StreamEnd):
         """Free whoever waits for the forward of ``batch`` or a later one: it was never fed."""
         with self._gate:
             self._cut = batch
-        self._stage_waker.wake()
-
-    def fail(self, error: Exception) -> None:
-        """Let whoever waits here, now or later, hear of this fault; the first one stays."""
-        super().fail(error)
-        self._stage_waker.wake()
-
-    def close(self) -> None:
-        """End the thread, its socket and its link; parcels that are still here are lost."""
-        super().close()
-        self._stage_waker.close()
 
     def trim(self, update: int) -> None:
         """Forget what was only to be compared with a life from before the state of ``update``."""
@@ -197,63 +175,6 @@ class ReceivingStream(StreamEnd):
     def _is_cut(self, op: Op) -> bool:
         return self._cut is not None and op.kind is Kind.FORWARD and op.batch >= self._cut
 
-    def _fetch(self, timeout_s: float | None) -> None:
-        """Receive the next parcel here and now, or wait until the thread has; the gate is held."""
-        link = self._link
-        if link is None or not link.keeps or link is self._broken or not self.is_connected:
-            self._gate.pause(timeout_s)
-            return
-        with self._gate.released(), self._receiving:
-            target = self._connected
-            if link is not self._link or target is None:  # just now
-                return
-            try:
-                if link.await_note(timeout_s, self._stage_waker.fd):
-                    limit_s = LINK_TIMEOUT_S if timeout_s is None else timeout_s
-                    announce = self._next_announcement(target, link, limit_s)
-                    self._receive(link, announce, limit_s)
-            except LinkError:
-                self._broken = link
-                link.abort()  # which the thread notices, and sees to all else
-            self._stage_waker.clear()
-
-    def _next_announcement(self, target: Target, link: Link, timeout_s: float) -> Announce:
-        announce = unpack_body(link.receive_note(timeout_s))
-        if not isinstance(announce, Announce) or announce.generation != target.generation:
-            raise ProtocolError(f"{target.name} sent {announce} on its {self._name} link")
-        return announce
-
-    def _receive(self, link: Link, announce: Announce, timeout_s: float) -> None:
-        """Take in the parcel that was announced, in the thread that does so for this link."""
-        op = self._due_op(announce)
-        tensors = allocate(announce.boundary, self._device)
-        link.receive(tensors, what=announce.op, timeout_s=timeout_s)
-        digest = digest_of(tensors)  # now: once it can be taken, the stage may write to it
-        value = assemble(announce.boundary, tensors)
-        number = announce.position
-        parcel = Parcel(op, value, announce.samples, announce.batch_samples, number)
-        is_wanted = self._is_wanted(op)
-        with self._gate:
-            self._position = number + 1
-            self._last_op = op
-            self._digests[number] = op, digest
-            if is_wanted:
-                self._parcels[op] = parcel
-            else:
-                self.discarded += 1
-
-    def _due_op(self, announce: Announce) -> Op:
-        """Return what comes next; raise ProtocolError if it cannot come next."""
-        op = Op.parse(announce.op)
-        if announce.position < self._position or op in self._parcels:
-            raise ProtocolError(
-                f"{self._peer_name()} announced {op} as parcel {announce.position} of its "
-                f"{self._name}; parcel {self._position} or a later one is due"
-            )
-        if not 1 <= announce.samples <= announce.batch_samples:
-            raise ProtocolError(f"{op} has {announce.samples} of {announce.batch_samples} samples")
-        return op
-
     def _missing(self, op: Op) -> str:
         newest = f"the newest from there is {self._last_op}" if self._last_op else "none came yet"
         return f"{op} from {self._peer_name()} ({newest})"
@@ -262,15 +183,12 @@ class ReceivingStream(StreamEnd):
 
     def _step(self, target: Target) -> None:
         link = self._standing_link(target)
-        if link is not None and link.keeps:
-            link.await_end(self._waker.fd)
-            self._waker.clear()
-            return
         if link is not None and link.carries_notes:
             # Whoever wants another link aborts this one; so does the death of the peer.
-            announce = self._next_announcement(target, link, LINK_TIMEOUT_S)
-            if self._has_room(target):
-                self._receive(link, announce, LINK_TIMEOUT_S)
+            announce = unpack_body(link.receive_note(LINK_TIMEOUT_S))
+            if not isinstance(announce, Announce) or announce.generation != target.generation:
+                raise ProtocolError(f"{target.name} sent {announce} on its {self._name} link")
+            self._receive(target, link, announce)
             return
         hello = self._answerable_hello(target)
         # Only the newest hello counts, so look for another before answering one.
@@ -287,9 +205,8 @@ class ReceivingStream(StreamEnd):
         elif isinstance(received.message, Announce):
             sender = stream_identity(target.peer.stage, target.peer.incarnation, self._name)
             is_late = received.message.generation != target.generation  # from before a restart
-            is_ours = link is not None and received.identity == sender and not is_late
-            if is_ours and self._has_room(target):
-                self._receive(link, received.message, LINK_TIMEOUT_S)
+            if link is not None and received.identity == sender and not is_late:
+                self._receive(target, link, received.message)
 
     def _answerable_hello(self, target: Target) -> StreamHello | None:
         """Return the hello that can be answered now; refuse one that never can be.
@@ -339,20 +256,43 @@ class ReceivingStream(StreamEnd):
                 digests=tuple(islice(digests, _MOST_DIGESTS)),
             )
 
-    def _has_room(self, target: Target) -> bool:
-        """Wait until the window has room; return False if the link is of no use by then."""
+    def _receive(self, target: Target, link: Link, announce: Announce) -> None:
+        op = self._due_op(announce)
         with self._gate:
+            self._gate.wait_without_limit(
+                lambda: (
+                    len(self._parcels) < self._window or self._is_closing or self._wanted != target
+                )
+            )
+            if self._is_closing or self._wanted != target:
+                return
+        tensors = allocate(announce.boundary, self._device)
+        link.receive(tensors, what=str(op), timeout_s=LINK_TIMEOUT_S)
+        digest = digest_of(tensors)  # now: once it can be taken, the stage may write to it
+        value = assemble(announce.boundary, tensors)
+        number = announce.position
+        parcel = Parcel(op, value, announce.samples, announce.batch_samples, number)
+        is_wanted = self._is_wanted(op)
+        with self._gate:
+            self._position = number + 1
+            self._last_op = op
+            self._digests[number] = op, digest
+            if is_wanted:
+                self._parcels[op] = parcel
+            else:
+                self.discarded += 1
 
-            def is_over() -> bool:
-                return self._is_closing or self._wanted != target
-
-            self._gate.wait_without_limit(lambda: len(self._parcels) < self._window or is_over())
-            return not is_over()
-
-    def _close_link(self, link: Link) -> None:
-        link.abort()
-        with self._receiving:
-            link.close()
+    def _due_op(self, announce: Announce) -> Op:
+        """Return what comes next; raise ProtocolError if it cannot come next."""
+        op = Op.parse(announce.op)
+        if announce.position < self._position or op in self._parcels:
+            raise ProtocolError(
+                f"{self._peer_name()} announced {op} as parcel {announce.position} of its "
+                f"{self._name}; parcel {self._position} or a later one is due"
+            )
+        if not 1 <= announce.samples <= announce.batch_samples:
+            raise ProtocolError(f"{op} has {announce.samples} of {announce.batch_samples} samples")
+        return op
 
     def _probe(self, target: Target) -> None:
         """Notice the death of a neighbour that owes us nothing at the moment."""

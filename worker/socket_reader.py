@@ -66,11 +66,6 @@ class SocketReader:
         self._memory = memoryview(bytearray(_AHEAD_BYTES))
         self._begin = self._end = 0  # what was read ahead
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was read ahead."""
-        return self._begin == self._end
-
     def note(self, deadline_s: float) -> bytes:
         """Return the next bytes that were sent ``with_length``.
 
@@ -98,7 +93,7 @@ class SocketReader:
             TimeoutError: the deadline, by the monotonic clock, has passed.
         """
         while room:
-            if self.is_empty and len(room) < _AHEAD_BYTES:
+            if self._begin == self._end and len(room) < _AHEAD_BYTES:
                 self._begin, self._end = 0, read_some(self._connection, self._memory, deadline_s)
             if self._begin < self._end:
                 count = min(len(room), self._end - self._begin)

@@ -93,10 +93,6 @@ class SocketWire:
         """Return the next note."""
         return self._incoming.note(time.monotonic() + timeout_s)
 
-    def has_read_ahead(self) -> bool:
-        """Tell whether some of what comes next is here, and so nothing of it need arrive."""
-        return not self._incoming.is_empty
-
     def receive_bytes(self, count: int, timeout_s: float) -> bytes:
         """Return the next bytes."""
         room = bytearray(count)

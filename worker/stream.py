@@ -3,9 +3,7 @@
 Each end has a thread of its own, which alone touches the end's ZeroMQ socket. A parcel is
 announced and its tensors follow on the link, so the receiver has exactly the right room before
 they come. The announcement goes by message where the link carries nothing but tensors (NCCL),
-else on the link itself; then the sending stage's own thread sends what needs no waiting. Where
-payloads stay with their sender until they are wanted, the receiving stage's own thread receives
-them, and no other is woken at either end::
+else on the link itself; then the sending stage's own thread sends what needs no waiting::
 
     sender                                receiver
     StreamHello(generation, number)   ──▶  checks who it is

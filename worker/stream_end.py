@@ -253,10 +253,7 @@ class StreamEnd(ABC):
         with self._gate:  # the stage's thread may be sending on it
             link, self._link = self._link, None
         if link is not None:
-            self._close_link(link)
-
-    def _close_link(self, link: Link) -> None:
-        link.close()
+            link.close()
 
 
 def _own_cuda_stream(device: torch.device) -> contextlib.AbstractContextManager[object]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import TracebackType
 
 from ..protocol.errors import DeadlineError, SpectrainError
@@ -68,7 +67,6 @@ class Gate:
         *,
         counts_always: bool = False,
         advice: str = _ADVICE,
-        pause: Callable[[float | None], None] | None = None,
     ) -> float:
         """Wait until ``done``.
 
@@ -78,8 +76,6 @@ class Gate:
             timeout_s: how long; None: as long as a stage may wait for a neighbour.
             counts_always: whether time counts although the clock is stopped.
             advice: what to do about a deadline that is missed.
-            pause: passes the time until something may have changed, at most as many seconds as
-                it is given (None: any); by default, waits for whoever else takes the lock.
 
         Returns:
             How long it took, in seconds, whether that counted or not.
@@ -89,7 +85,6 @@ class Gate:
             DeadlineError: the time is up.
         """
         limit_s = self._wait_timeout_s if timeout_s is None else timeout_s
-        pass_time = pause or self.pause
         waited_s = counted_s = 0.0
         while not done():
             self.check()
@@ -99,24 +94,11 @@ class Gate:
                 )
             counts = counts_always or not self._is_clock_stopped
             start_s = time.monotonic()
-            pass_time(limit_s - counted_s if counts else None)
+            self._changed.wait(limit_s - counted_s if counts else None)
             passed_s = time.monotonic() - start_s
             waited_s += passed_s
             counted_s += passed_s if counts else 0.0
         return waited_s
-
-    def pause(self, timeout_s: float | None) -> None:
-        """Wait until somebody else has had the lock, or the time is up."""
-        self._changed.wait(timeout_s)
-
-    @contextmanager
-    def released(self) -> Iterator[None]:
-        """Let others have the lock meanwhile."""
-        self._changed.release()
-        try:
-            yield
-        finally:
-            self._changed.acquire()
 
     def wait_without_limit(self, done: Callable[[], bool]) -> None:
         """Wait until ``done``, whatever happens."""

@@ -11,7 +11,6 @@ from links import exchanges, in_background, over_network
 from torch import Tensor
 from waiting import wait_until
 
-from spectrain.protocol.sockets import Waker
 from spectrain.worker import direct_wire
 from spectrain.worker.direct_wire import DirectWire, open_direct_wire
 from spectrain.worker.rendezvous import Exchange
@@ -50,14 +49,6 @@ def received(wire: DirectWire | SocketWire, size_bytes: int = LARGE_BYTES) -> Te
     return room
 
 
-@pytest.fixture
-def waker() -> Iterator[Waker]:
-    """Return something to wake a waiter with."""
-    waker = Waker()
-    yield waker
-    waker.close()
-
-
 # -- what it carries ----------------------------------------------------------------------------
 
 
@@ -88,34 +79,6 @@ def test_a_payload_stays_until_it_is_read() -> None:
         junk = [torch.ones(LARGE_BYTES, dtype=torch.uint8) for _ in range(4)]  # in its place?
         assert torch.equal(received(receiver), payload(LARGE_BYTES))
         del junk
-
-
-def test_a_note_is_awaited_until_it_comes_or_somebody_wakes_the_waiter(waker: Waker) -> None:
-    with wire_pair() as (sender, receiver), ThreadPoolExecutor() as pool:
-        assert not receiver.await_note(0, waker.fd)
-        awaited = pool.submit(receiver.await_note, None, waker.fd)
-        waker.wake()
-        assert not awaited.result(10)
-        waker.clear()
-        for note in (b"one", b"two"):
-            sender.send_noted(note, [payload(8)], 10)
-        for note in (b"one", b"two"):  # the second has been read ahead by then
-            assert receiver.await_note(10, waker.fd)
-            assert receiver.receive_note(10) == note
-            received(receiver, 8)
-
-
-def test_an_end_is_watched_while_notes_come(waker: Waker) -> None:
-    with wire_pair() as (sender, receiver), ThreadPoolExecutor() as pool:
-        watched = pool.submit(receiver.await_end, waker.fd)
-        sender.send_noted(b"one", [], 10)
-        assert receiver.receive_note(10) == b"one"
-        waker.wake()
-        assert watched.result(10) is None
-        waker.clear()
-        sender.close()
-        with pytest.raises(ConnectionResetError):
-            receiver.await_end(waker.fd)
 
 
 def test_a_send_waits_while_two_payloads_are_unread() -> None:
