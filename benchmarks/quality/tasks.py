@@ -1,0 +1,295 @@
+"""What is compared: tasks, the methods on each of them, and the order of it all. No training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import spectrain
+from spectrain.protocol.methods import Horizon
+
+__all__ = ["MAIN", "ORDER", "TASKS", "VARIANTS", "Depth", "Metric", "Task", "Variant"]
+
+EXAMPLES = Path(spectrain.__file__).parent / "examples"
+JOBS = Path(__file__).resolve().with_name("jobs")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A method with all that it is run with; one row of a table.
+
+    Attributes:
+        method: of ``spectrain.protocol.methods.METHODS``.
+        predictor: how it looks ahead, if it does.
+        horizon: how long a slot of the pipeline is taken to be.
+    """
+
+    method: str
+    predictor: str = "velocity"
+    horizon: Horizon = "paper"
+
+    @property
+    def name(self) -> str:
+        """What tables call it: the method, and what is not as by default."""
+        parts = [self.method]
+        parts += [self.predictor] if self.predictor != "velocity" else []
+        parts += [self.horizon] if self.horizon != "paper" else []
+        return "+".join(parts)
+
+    def microbatches(self, stages: int) -> int:
+        """Return into how many parts a mini-batch is split on ``stages`` stages.
+
+        2BW gets as many as its paper asks for. PACI and XPipe are made for several, and get four.
+        """
+        return {"2bw": stages, "paci": 4, "xpipe": 4}.get(self.method, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """How good a model is on the test set.
+
+    Attributes:
+        key: its name among the job's metrics.
+        label: with its unit, for tables and axes.
+        scale: from the job's number to the label's unit.
+        chance: what a model that knows nothing has, in the label's unit; it stands for a run whose
+            loss was not finite.
+        higher_is_better: the direction.
+    """
+
+    key: str
+    label: str
+    chance: float
+    scale: float = 1.0
+    higher_is_better: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Depth:
+    """A pipeline that a task is trained on.
+
+    Attributes:
+        stages: N.
+        variants: names of ``VARIANTS``.
+        seeds: runs use 0 to ``seeds`` - 1.
+        hyper: for the job's functions, beside the learning rate.
+    """
+
+    stages: int
+    variants: tuple[str, ...]
+    seeds: int
+    hyper: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A model and its data.
+
+    Attributes:
+        name: of the task.
+        job: its job file.
+        optimizer: what the job builds, for the reader.
+        epochs: passes over the training set.
+        batch_size: samples per mini-batch.
+        lrs: learning rates, ascending.
+        metric: on the test set.
+        depths: by number of stages.
+    """
+
+    name: str
+    job: Path
+    optimizer: str
+    epochs: int
+    batch_size: int
+    lrs: tuple[float, ...]
+    metric: Metric
+    depths: Mapping[int, Depth]
+
+
+def accuracy(classes: int) -> Metric:
+    return Metric(key="accuracy", label="test accuracy in %", chance=100 / classes, scale=100)
+
+
+def depths(*several: Depth) -> dict[int, Depth]:
+    return {depth.stages: depth for depth in several}
+
+
+VARIANTS: Mapping[str, Variant] = {
+    variant.name: variant
+    for variant in (
+        Variant("sync"),
+        Variant("vanilla"),
+        Variant("stash"),
+        Variant("vertical-sync"),
+        Variant("2bw"),
+        Variant("paci"),
+        Variant("pipemare"),
+        Variant("nesterov"),
+        Variant("xpipe"),
+        Variant("pipeoptim"),
+        Variant("pipeoptim", "msnag"),
+        Variant("spectrain-v2"),
+        Variant("spectrain-v2", "msnag"),
+        Variant("spectrain"),
+        Variant("spectrain", "msnag"),
+        Variant("spectrain", horizon="exact"),
+        Variant("spectrain-damped"),
+        Variant("spectrain-damped", "msnag"),
+    )
+}
+"""Every row, by name, in the order of tables."""
+
+ALL = tuple(name for name in VARIANTS if name != "nesterov")
+"""All that works with SGD."""
+
+MAIN = (
+    "sync",
+    "vanilla",
+    "stash",
+    "2bw",
+    "pipeoptim",
+    "spectrain",
+    "spectrain+msnag",
+    "spectrain-damped+msnag",
+)
+"""What is compared wherever a run is long."""
+
+ADAPTIVE = (*MAIN, "nesterov")
+"""The same for jobs that have NAdam to offer."""
+
+TASKS: Mapping[str, Task] = {
+    task.name: task
+    for task in (
+        Task(
+            name="digits",
+            job=EXAMPLES / "digits.py",
+            optimizer="SGD, momentum 0.9",
+            epochs=30,
+            batch_size=64,
+            lrs=(0.002, 0.004, 0.01, 0.02, 0.04),
+            metric=accuracy(10),
+            depths=depths(
+                Depth(stages=4, variants=ALL, seeds=5),
+                Depth(stages=8, variants=ALL, seeds=5),
+                Depth(stages=16, variants=ALL, seeds=5, hyper={"depth": 16}),
+            ),
+        ),
+        Task(
+            name="letter",
+            job=JOBS / "letter.py",
+            optimizer="SGD, momentum 0.9",
+            epochs=12,
+            batch_size=64,
+            lrs=(0.005, 0.01, 0.02, 0.03),
+            metric=accuracy(26),
+            depths=depths(
+                Depth(stages=4, variants=MAIN, seeds=3),
+                Depth(stages=8, variants=ALL, seeds=5),
+                Depth(stages=16, variants=MAIN, seeds=3, hyper={"depth": 16}),
+            ),
+        ),
+        Task(
+            name="fashion-mlp",
+            job=JOBS / "fashion_mlp.py",
+            optimizer="SGD, momentum 0.9",
+            epochs=5,
+            batch_size=64,
+            lrs=(0.0025, 0.005, 0.01),
+            metric=accuracy(10),
+            depths=depths(
+                Depth(stages=4, variants=MAIN, seeds=3),
+                Depth(stages=8, variants=MAIN, seeds=3),
+                Depth(stages=16, variants=MAIN, seeds=3, hyper={"depth": 16}),
+            ),
+        ),
+        Task(
+            name="fashion-cnn",
+            job=JOBS / "fashion_cnn.py",
+            optimizer="SGD, momentum 0.9",
+            epochs=4,
+            batch_size=64,
+            lrs=(0.01, 0.04),
+            metric=accuracy(10),
+            depths=depths(
+                Depth(stages=4, variants=MAIN, seeds=3),
+                Depth(stages=8, variants=MAIN, seeds=3),
+            ),
+        ),
+        Task(
+            name="sentiment-transformer",
+            job=JOBS / "sentiment_transformer.py",
+            optimizer="AdamW; nesterov NAdam",
+            epochs=3,
+            batch_size=64,
+            lrs=(0.0005, 0.002),
+            metric=accuracy(2),
+            depths=depths(
+                Depth(stages=4, variants=ADAPTIVE, seeds=3),
+                Depth(stages=8, variants=ADAPTIVE, seeds=3),
+            ),
+        ),
+        Task(
+            name="sentiment-lstm",
+            job=JOBS / "sentiment_lstm.py",
+            optimizer="AdamW; nesterov NAdam",
+            epochs=3,
+            batch_size=64,
+            lrs=(0.0005, 0.002),
+            metric=accuracy(2),
+            depths=depths(
+                Depth(stages=4, variants=ADAPTIVE, seeds=3),
+                Depth(stages=8, variants=ADAPTIVE, seeds=3),
+            ),
+        ),
+        Task(
+            name="char-lm",
+            job=EXAMPLES / "char_lm.py",
+            optimizer="AdamW",
+            epochs=2,
+            batch_size=16,
+            lrs=(0.0005, 0.002),
+            metric=Metric(
+                key="bits_per_byte",
+                label="test loss in bits per byte",
+                chance=8.0,
+                higher_is_better=False,
+            ),
+            depths=depths(
+                *(
+                    # 5,936 windows to train on: a multiple of the batch size, so that the last
+                    # mini-batch of an epoch can be split too.
+                    Depth(
+                        stages=stages,
+                        variants=MAIN,
+                        seeds=3,
+                        hyper={"width": 64, "depth": 6, "context": 64, "text_bytes": 399_900},
+                    )
+                    for stages in (4, 8)
+                )
+            ),
+        ),
+    )
+}
+"""Every task, by name."""
+
+ORDER: tuple[tuple[str, int], ...] = (
+    ("digits", 8),
+    ("letter", 8),
+    ("digits", 4),
+    ("digits", 16),
+    ("fashion-mlp", 8),
+    ("sentiment-transformer", 4),
+    ("sentiment-lstm", 4),
+    ("char-lm", 4),
+    ("fashion-cnn", 4),
+    ("letter", 4),
+    ("letter", 16),
+    ("fashion-mlp", 4),
+    ("fashion-mlp", 16),
+    ("sentiment-transformer", 8),
+    ("sentiment-lstm", 8),
+    ("char-lm", 8),
+    ("fashion-cnn", 8),
+)
+"""Task and stages: what is cheap and tells most comes first."""
