@@ -91,7 +91,35 @@ def plot_emulated(axes: Any, records: list[dict[str, Any]]) -> None:
     axes.minorticks_off()
 
 
-PLOTTERS: dict[str, Callable[[Any, Any], None]] = {"emulated": plot_emulated}
+def plot_network(axes: Any, measured: dict[str, Any]) -> None:
+    """Samples per second against the rate of the links."""
+    for row_name, style in (("pipeline", "o-"), ("data parallel", "s--")):
+        for model in dict.fromkeys(row["model"] for row in measured["rows"]):
+            rows = [row for row in measured["rows"] if row["model"] == model]
+            rates = [row["Gbit/s"] for row in rows]
+            paces = [row[f"{row_name}, samples/s"] for row in rows]
+            axes.plot(rates, paces, style, label=f"{model}, {row_name}")
+    axes.set(xlabel="Gbit/s", ylabel="samples/s", xscale="log", yscale="log")
+
+
+def plot_links(axes: Any, measured: dict[str, Any]) -> None:
+    """Median rate one way against the size of a parcel."""
+    sizes_bytes = [int(size) for size in measured if size.isdigit()]
+    for carrier in measured[str(sizes_bytes[0])]:
+        times_s = [
+            statistics.median(turn["time_s"] for turn in measured[str(size)][carrier]["one way"])
+            for size in sizes_bytes
+        ]
+        rates = [size / time_s / 1e9 for size, time_s in zip(sizes_bytes, times_s, strict=True)]
+        axes.plot(sizes_bytes, rates, marker="o", label=carrier)
+    axes.set(xlabel="bytes", ylabel="GB/s", xscale="log", yscale="log")
+
+
+PLOTTERS: dict[str, Callable[[Any, Any], None]] = {
+    "emulated": plot_emulated,
+    "network": plot_network,
+    "links": plot_links,
+}
 
 
 def plot(name: str) -> None:
