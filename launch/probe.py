@@ -49,6 +49,7 @@ _SUBPACKAGES = (
     "launch",
     "optimizers",
     "protocol",
+    "readers",
     "simulator",
     "worker",
 )
