@@ -1,6 +1,6 @@
 """CPU time of a worker per mini-batch that is neither layers nor optimizer, and its messages.
 
-    python benchmarks/overhead.py [--stages 2,4,8,16] [--rounds 3] [--json PATH]
+    python benchmarks/overhead.py [--stages 2,4,8,16] [--rounds 5] [--json PATH]
 
 Stages sleep, as a worker does while a GPU computes, and hand on 4 KiB: what a stage takes of a CPU
 is then its runtime. The forward, the backward and the update of one such stage alone in a process,
@@ -117,7 +117,7 @@ def measure(
 
 @click.command()
 @click.option("--stages", default="2,4,8,16", show_default=True)
-@click.option("--rounds", default=3, show_default=True)
+@click.option("--rounds", default=5, show_default=True)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the rows there.")
 def main(stages: str, rounds: int, json_path: Path | None) -> None:
     """Print the table as Markdown."""
@@ -125,7 +125,7 @@ def main(stages: str, rounds: int, json_path: Path | None) -> None:
     counts = [int(count) for count in stages.split(",")]
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory(prefix="spectrain-overhead-") as folder:
-        for forward_ms, batches in ((10.0, 40), (0.0, 300)):
+        for forward_ms, batches in ((10.0, 24), (0.0, 180)):
             rows += measure(Path(folder), counts, forward_ms, rounds, batches)
     print_table(rows)
     write_json(json_path, {"rows": rows})

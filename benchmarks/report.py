@@ -104,7 +104,7 @@ def plot_network(axes: Any, measured: dict[str, Any]) -> None:
 
 def plot_links(axes: Any, measured: dict[str, Any]) -> None:
     """Median rate one way against the size of a parcel."""
-    sizes_bytes = [int(size) for size in measured if size.isdigit()]
+    sizes_bytes = list(map(int, measured))
     for carrier in measured[str(sizes_bytes[0])]:
         times_s = [
             statistics.median(turn["time_s"] for turn in measured[str(size)][carrier]["one way"])
