@@ -157,6 +157,11 @@ METHODS: Mapping[str, MethodSpec] = {
         weight_copies=_stashed,
         predictors=_LOOK_AHEAD,
     ),
+    "spectrain-v2-damped": MethodSpec(
+        summary="spectrain-v2 with learning rates that shrink with the delay of a stage",
+        weight_copies=_stashed,
+        predictors=_LOOK_AHEAD,
+    ),
     "pipeoptim": MethodSpec(
         summary="forwards predict the weights of their own backward, which reads the newest",
         weight_copies=_predicted_forward,
@@ -181,6 +186,10 @@ METHODS: Mapping[str, MethodSpec] = {
     ),
     "stash": MethodSpec(
         summary="backwards read what their forward read",
+        weight_copies=_stashed,
+    ),
+    "stash-damped": MethodSpec(
+        summary="stash with learning rates that shrink with the delay of a stage",
         weight_copies=_stashed,
     ),
     "vertical-sync": MethodSpec(

@@ -16,11 +16,10 @@ COLOURS = {
     "sync": "black",
     "vanilla": "tab:red",
     "stash": "tab:orange",
-    "2bw": "tab:brown",
     "pipeoptim": "tab:purple",
     "spectrain": "tab:blue",
     "spectrain+msnag": "tab:cyan",
-    "spectrain-damped+msnag": "tab:green",
+    "spectrain-v2-damped+msnag": "tab:green",
     "nesterov": "tab:pink",
 }
 """Methods that are drawn; more lines than these nobody can tell apart."""

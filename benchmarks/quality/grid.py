@@ -68,9 +68,10 @@ def plan(tasks: Collection[str] = (), stages: Collection[int] = ()) -> list[Run]
         )
         for name, depth in ORDER
         if (not tasks or name in tasks) and (not stages or depth in stages)
-        for seed in range(TASKS[name].depths[depth].seeds)
-        for variant in TASKS[name].depths[depth].variants
-        for lr in TASKS[name].lrs
+        for seed in range(max(TASKS[name].depths[depth].seeds.values()))
+        for variant, seeds in TASKS[name].depths[depth].seeds.items()
+        if seed < seeds
+        for lr in TASKS[name].depths[depth].lrs
     ]
 
 
@@ -93,6 +94,7 @@ def settings_of(run: Run) -> Settings:
         method=variant.method,
         predictor=variant.predictor,
         horizon=variant.horizon,
+        predict_lr=variant.predict_lr,
         microbatches=run.microbatches,
         epochs=run.epochs,
         batch_size=run.batch_size,

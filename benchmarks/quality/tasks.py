@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import spectrain
-from spectrain.protocol.methods import Horizon
+from spectrain.protocol.methods import Horizon, PredictLr
 
 __all__ = ["MAIN", "ORDER", "TASKS", "VARIANTS", "Depth", "Metric", "Task", "Variant"]
 
@@ -23,11 +23,13 @@ class Variant:
         method: of ``spectrain.protocol.methods.METHODS``.
         predictor: how it looks ahead, if it does.
         horizon: how long a slot of the pipeline is taken to be.
+        predict_lr: which learning rates it assumes.
     """
 
     method: str
     predictor: str = "velocity"
     horizon: Horizon = "paper"
+    predict_lr: PredictLr = "current"
 
     @property
     def name(self) -> str:
@@ -35,6 +37,7 @@ class Variant:
         parts = [self.method]
         parts += [self.predictor] if self.predictor != "velocity" else []
         parts += [self.horizon] if self.horizon != "paper" else []
+        parts += [self.predict_lr] if self.predict_lr != "current" else []
         return "+".join(parts)
 
     def microbatches(self, stages: int) -> int:
@@ -71,14 +74,14 @@ class Depth:
 
     Attributes:
         stages: N.
-        variants: names of ``VARIANTS``.
-        seeds: runs use 0 to ``seeds`` - 1.
+        seeds: by name of ``VARIANTS``, how many; runs use 0 and up.
+        lrs: learning rates, ascending.
         hyper: for the job's functions, beside the learning rate.
     """
 
     stages: int
-    variants: tuple[str, ...]
-    seeds: int
+    seeds: Mapping[str, int]
+    lrs: tuple[float, ...]
     hyper: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
 
@@ -92,7 +95,6 @@ class Task:
         optimizer: what the job builds, for the reader.
         epochs: passes over the training set.
         batch_size: samples per mini-batch.
-        lrs: learning rates, ascending.
         metric: on the test set.
         depths: by number of stages.
     """
@@ -102,7 +104,6 @@ class Task:
     optimizer: str
     epochs: int
     batch_size: int
-    lrs: tuple[float, ...]
     metric: Metric
     depths: Mapping[int, Depth]
 
@@ -121,6 +122,7 @@ VARIANTS: Mapping[str, Variant] = {
         Variant("sync"),
         Variant("vanilla"),
         Variant("stash"),
+        Variant("stash-damped"),
         Variant("vertical-sync"),
         Variant("2bw"),
         Variant("paci"),
@@ -133,30 +135,58 @@ VARIANTS: Mapping[str, Variant] = {
         Variant("spectrain-v2", "msnag"),
         Variant("spectrain"),
         Variant("spectrain", "msnag"),
+        Variant("spectrain", predict_lr="scheduled"),
+        Variant("spectrain", "msnag", predict_lr="scheduled"),
         Variant("spectrain", horizon="exact"),
+        Variant("spectrain", "msnag", horizon="exact"),
         Variant("spectrain-damped"),
         Variant("spectrain-damped", "msnag"),
+        Variant("spectrain-v2-damped"),
+        Variant("spectrain-v2-damped", "msnag"),
+        Variant("spectrain-v2-damped", "msnag", predict_lr="scheduled"),
     )
 }
 """Every row, by name, in the order of tables."""
-
-ALL = tuple(name for name in VARIANTS if name != "nesterov")
-"""All that works with SGD."""
 
 MAIN = (
     "sync",
     "vanilla",
     "stash",
-    "2bw",
     "pipeoptim",
     "spectrain",
     "spectrain+msnag",
-    "spectrain-damped+msnag",
+    "spectrain-v2-damped+msnag",
 )
-"""What is compared wherever a run is long."""
+"""What is compared everywhere."""
 
 ADAPTIVE = (*MAIN, "nesterov")
 """The same for jobs that have NAdam to offer."""
+
+
+def seeds(*names: str, count: int) -> dict[str, int]:
+    return dict.fromkeys(names, count)
+
+
+OFTEN = seeds(*MAIN, "spectrain-damped+msnag", count=5)
+
+CONSTANT = tuple(name for name, variant in VARIANTS.items() if variant.predict_lr == "current")
+
+ALL = {**seeds(*(name for name in CONSTANT if name != "nesterov"), count=3), **OFTEN}
+"""Seeds of all that works with SGD, where trainings are short."""
+
+FEWER = {
+    **OFTEN,
+    **seeds("stash-damped", "spectrain-v2", "spectrain-v2+msnag", count=3),
+    **seeds("spectrain+exact", "spectrain+msnag+exact", count=3),
+}
+"""Seeds of the main ones, of those that tell which part of the best does it, and of horizons."""
+
+FORESEEING = seeds(
+    *MAIN,
+    *(name for name, variant in VARIANTS.items() if variant.predict_lr == "scheduled"),
+    count=5,
+)
+"""Seeds of the main ones, and of those that know the learning rates to come."""
 
 TASKS: Mapping[str, Task] = {
     task.name: task
@@ -167,13 +197,26 @@ TASKS: Mapping[str, Task] = {
             optimizer="SGD, momentum 0.9",
             epochs=30,
             batch_size=64,
-            lrs=(0.002, 0.004, 0.01, 0.02, 0.04),
             metric=accuracy(10),
             depths=depths(
-                Depth(stages=4, variants=ALL, seeds=5),
-                Depth(stages=8, variants=ALL, seeds=5),
-                Depth(stages=16, variants=ALL, seeds=5, hyper={"depth": 16}),
+                Depth(stages=4, seeds=ALL, lrs=(0.002, 0.004, 0.01, 0.02, 0.04)),
+                Depth(stages=8, seeds=ALL, lrs=(0.002, 0.004, 0.01, 0.02, 0.04)),
+                Depth(
+                    stages=16,
+                    seeds=seeds(*MAIN, count=3),
+                    lrs=(0.002, 0.004, 0.01, 0.02),
+                    hyper={"depth": 16},
+                ),
             ),
+        ),
+        Task(
+            name="digits-schedule",
+            job=JOBS / "digits_schedule.py",
+            optimizer="SGD, momentum 0.9",
+            epochs=30,
+            batch_size=64,
+            metric=accuracy(10),
+            depths=depths(Depth(stages=8, seeds=FORESEEING, lrs=(0.004, 0.01, 0.02))),
         ),
         Task(
             name="letter",
@@ -181,65 +224,67 @@ TASKS: Mapping[str, Task] = {
             optimizer="SGD, momentum 0.9",
             epochs=12,
             batch_size=64,
-            lrs=(0.005, 0.01, 0.02, 0.03),
             metric=accuracy(26),
             depths=depths(
-                Depth(stages=4, variants=MAIN, seeds=3),
-                Depth(stages=8, variants=ALL, seeds=5),
-                Depth(stages=16, variants=MAIN, seeds=3, hyper={"depth": 16}),
+                Depth(stages=4, seeds=seeds(*MAIN, count=3), lrs=(0.01, 0.02, 0.03)),
+                Depth(stages=8, seeds=FEWER, lrs=(0.005, 0.01, 0.02, 0.03)),
+                Depth(
+                    stages=16, seeds=seeds(*MAIN, count=3), lrs=(0.005, 0.01), hyper={"depth": 16}
+                ),
             ),
         ),
         Task(
             name="fashion-mlp",
             job=JOBS / "fashion_mlp.py",
             optimizer="SGD, momentum 0.9",
-            epochs=5,
+            epochs=4,
             batch_size=64,
-            lrs=(0.0025, 0.005, 0.01),
             metric=accuracy(10),
             depths=depths(
-                Depth(stages=4, variants=MAIN, seeds=3),
-                Depth(stages=8, variants=MAIN, seeds=3),
-                Depth(stages=16, variants=MAIN, seeds=3, hyper={"depth": 16}),
+                Depth(stages=4, seeds=seeds(*MAIN, count=3), lrs=(0.005, 0.01, 0.02)),
+                Depth(stages=8, seeds=seeds(*MAIN, count=3), lrs=(0.0025, 0.005, 0.01)),
+                Depth(
+                    stages=16,
+                    seeds=seeds(*MAIN, count=3),
+                    lrs=(0.0025, 0.005),
+                    hyper={"depth": 16},
+                ),
             ),
         ),
         Task(
             name="fashion-cnn",
             job=JOBS / "fashion_cnn.py",
             optimizer="SGD, momentum 0.9",
-            epochs=4,
+            epochs=3,
             batch_size=64,
-            lrs=(0.01, 0.04),
             metric=accuracy(10),
             depths=depths(
-                Depth(stages=4, variants=MAIN, seeds=3),
-                Depth(stages=8, variants=MAIN, seeds=3),
+                Depth(stages=4, seeds=seeds(*MAIN, count=3), lrs=(0.01, 0.04)),
+                Depth(stages=8, seeds=seeds(*MAIN, count=3), lrs=(0.01, 0.04)),
             ),
         ),
         Task(
             name="sentiment-transformer",
             job=JOBS / "sentiment_transformer.py",
             optimizer="AdamW; nesterov NAdam",
-            epochs=3,
+            epochs=2,
             batch_size=64,
-            lrs=(0.0005, 0.002),
             metric=accuracy(2),
             depths=depths(
-                Depth(stages=4, variants=ADAPTIVE, seeds=3),
-                Depth(stages=8, variants=ADAPTIVE, seeds=3),
+                Depth(stages=4, seeds=seeds(*ADAPTIVE, count=3), lrs=(0.0005, 0.002)),
+                Depth(stages=8, seeds=seeds(*ADAPTIVE, count=3), lrs=(0.0005, 0.002)),
             ),
         ),
         Task(
             name="sentiment-lstm",
             job=JOBS / "sentiment_lstm.py",
             optimizer="AdamW; nesterov NAdam",
-            epochs=3,
+            epochs=2,
             batch_size=64,
-            lrs=(0.0005, 0.002),
             metric=accuracy(2),
             depths=depths(
-                Depth(stages=4, variants=ADAPTIVE, seeds=3),
-                Depth(stages=8, variants=ADAPTIVE, seeds=3),
+                Depth(stages=4, seeds=seeds(*ADAPTIVE, count=3), lrs=(0.0005, 0.002)),
+                Depth(stages=8, seeds=seeds(*ADAPTIVE, count=3), lrs=(0.0005, 0.002)),
             ),
         ),
         Task(
@@ -248,7 +293,6 @@ TASKS: Mapping[str, Task] = {
             optimizer="AdamW",
             epochs=2,
             batch_size=16,
-            lrs=(0.0005, 0.002),
             metric=Metric(
                 key="bits_per_byte",
                 label="test loss in bits per byte",
@@ -257,13 +301,11 @@ TASKS: Mapping[str, Task] = {
             ),
             depths=depths(
                 *(
-                    # 5,936 windows to train on: a multiple of the batch size, so that the last
-                    # mini-batch of an epoch can be split too.
                     Depth(
                         stages=stages,
-                        variants=MAIN,
-                        seeds=3,
-                        hyper={"width": 64, "depth": 6, "context": 64, "text_bytes": 399_900},
+                        seeds=seeds(*MAIN, count=3),
+                        lrs=(0.0005, 0.002),
+                        hyper={"width": 64, "depth": 6, "context": 64, "text_bytes": 200_000},
                     )
                     for stages in (4, 8)
                 )
@@ -278,18 +320,19 @@ ORDER: tuple[tuple[str, int], ...] = (
     ("letter", 8),
     ("digits", 4),
     ("digits", 16),
-    ("fashion-mlp", 8),
-    ("sentiment-transformer", 4),
-    ("sentiment-lstm", 4),
-    ("char-lm", 4),
-    ("fashion-cnn", 4),
-    ("letter", 4),
-    ("letter", 16),
-    ("fashion-mlp", 4),
-    ("fashion-mlp", 16),
-    ("sentiment-transformer", 8),
+    ("digits-schedule", 8),
     ("sentiment-lstm", 8),
+    ("fashion-mlp", 8),
     ("char-lm", 8),
+    ("sentiment-transformer", 8),
+    ("fashion-cnn", 4),
+    ("letter", 16),
+    ("fashion-mlp", 16),
+    ("letter", 4),
+    ("fashion-mlp", 4),
     ("fashion-cnn", 8),
+    ("sentiment-transformer", 4),
+    ("char-lm", 4),
+    ("sentiment-lstm", 4),
 )
 """Task and stages: what is cheap and tells most comes first."""

@@ -82,7 +82,8 @@ def epoch_means(losses: Sequence[float], epoch_batches: int) -> tuple[float, ...
 
 def main() -> None:
     """Serve until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # who started this one tells of it
+    for number in (signal.SIGINT, signal.SIGPIPE):  # who started this one tells of it, if anybody
+        signal.signal(number, signal.SIG_DFL)
     for line in sys.stdin:
         try:
             answer = train(Run(**json.loads(line))).to_line()

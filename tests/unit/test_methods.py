@@ -105,10 +105,11 @@ def test_spectrain_looks_less_far_while_the_pipeline_fills() -> None:
     assert found["B0"] == found["B5"] == Ahead(1)
 
 
-def test_the_damped_spectrain_reads_the_same_and_learns_slower_the_longer_its_delay() -> None:
+@pytest.mark.parametrize("name", ["spectrain", "spectrain-v2", "stash"])
+def test_damped_methods_read_the_same_and_learn_slower_the_longer_their_delay(name: str) -> None:
     for k in range(4):
-        assert reads("spectrain-damped", k, 4) == reads("spectrain", k, 4)
-    factors = [method("spectrain-damped", k, 4).lr_factor(7) for k in range(4)]
+        assert reads(f"{name}-damped", k, 4) == reads(name, k, 4)
+    factors = [method(f"{name}-damped", k, 4).lr_factor(7) for k in range(4)]
     assert factors == [1 / 4, 1 / 3, 1 / 2, 1]
 
 

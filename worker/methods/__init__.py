@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .base import Method, Place
+from .damped import SpecTrainDamped, SpecTrainV2Damped, StashDamped
 from .nesterov import Nesterov
 from .paci import Paci
 from .pipemare import PipeMare
 from .pipeoptim import PipeOptim
 from .spectrain import SpecTrain
-from .spectrain_damped import SpecTrainDamped
 from .spectrain_v2 import SpecTrainV2
 from .stash import Stash
 from .sync import Sync
@@ -28,11 +28,13 @@ METHODS: Mapping[str, type[Method]] = {
     "spectrain": SpecTrain,
     "spectrain-damped": SpecTrainDamped,
     "spectrain-v2": SpecTrainV2,
+    "spectrain-v2-damped": SpecTrainV2Damped,
     "pipeoptim": PipeOptim,
     "xpipe": XPipe,
     "vanilla": Vanilla,
     "paci": Paci,
     "stash": Stash,
+    "stash-damped": StashDamped,
     "vertical-sync": VerticalSync,
     "2bw": DoubleBuffered,
     "nesterov": Nesterov,
