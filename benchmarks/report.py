@@ -9,7 +9,6 @@ results are kept in ``build/bench`` too, so that one benchmark can be run again.
 from __future__ import annotations
 
 import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -19,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-import psutil
-import torch
+from machine import machine
 from marks import between_marks
 
 HERE = Path(__file__).resolve().parent
@@ -53,24 +51,6 @@ def run(name: str) -> str:
     command = " ".join(["python", f"benchmarks/{script}", *options])
     seconds = time.monotonic() - started
     return f"`{command}` ({time.strftime('%F')}, {seconds:.0f} s)\n\n{done.stdout.strip()}"
-
-
-def machine() -> str:
-    """Describe where this was measured."""
-    memory_gib = psutil.virtual_memory().total / 2**30
-    model = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
-    return (
-        f"{time.strftime('%F')}, {psutil.cpu_count()} cores of {model}, "
-        f"{memory_gib:.0f} GiB of memory, no GPU, "
-        f"torch {torch.__version__}, Python {platform.python_version()}."
-    )
 
 
 # -- plots --------------------------------------------------------------------------------------

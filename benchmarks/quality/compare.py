@@ -23,9 +23,10 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from csv_file import write_csv
 from figures import draw_curves, draw_stability
 from grid import plan, unfinished
+from machine import machine
 from marks import between_marks
 from page import made, summary_tables, task_tables
-from records import Journal, Result
+from records import BusyError, Journal, Result
 from summary import Cell, best, cells, telling_lr
 from tasks import TASKS
 from trainers import train_all
@@ -37,7 +38,6 @@ JOURNAL = Journal(RESULTS / "runs.jsonl")
 
 def measure(tasks: Sequence[str], stages: Sequence[int], minutes: float | None, jobs: int) -> bool:
     """Do what is left of the grid; return whether no task had to be left out."""
-    JOURNAL.mend()
     todo = unfinished(plan(tasks, stages), {result.run for result in JOURNAL.read()})
     started_s = time.monotonic()
     done = 0
@@ -67,7 +67,9 @@ def report() -> None:
         print("no results yet", file=sys.stderr)
         return
     of = cells(results)
-    text = between_marks(DOCUMENT.read_text(), "made", made(results, len(planned) - len(results)))
+    text = DOCUMENT.read_text()
+    how = f"{machine()}\n{made(results, len(planned) - len(results))}"
+    text = between_marks(text, "made", how)
     text = between_marks(text, "summary", summary_tables(of))
     for name in TASKS:
         drawn = draw(name, of, results)
@@ -142,12 +144,17 @@ def main(
     report_only: bool,
 ) -> None:
     """Train what is left, then write the report."""
-    whole = True
-    try:
-        if not report_only:
-            whole = measure(tasks, stages, minutes, jobs)
-    finally:
+    if report_only:
         report()
+        return
+    try:
+        with JOURNAL.alone():
+            try:
+                whole = measure(tasks, stages, minutes, jobs)
+            finally:
+                report()
+    except BusyError as error:
+        raise click.ClickException(str(error)) from None
     sys.exit(not whole)
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from grid import Run
 
-__all__ = ["Journal", "Result", "parse"]
+__all__ = ["BusyError", "Journal", "Result", "parse"]
+
+
+class BusyError(Exception):
+    """Another process adds to the journal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +64,7 @@ def parse(text: str) -> list[Result]:
 
 
 class Journal:
-    """The results so far, on disk. One process at a time may add to it.
+    """The results so far, on disk. One process at a time adds to it.
 
     Attributes:
         path: of the file; it need not exist.
@@ -70,17 +77,23 @@ class Journal:
         """Return all finished results, in the order in which they were added."""
         return parse(self.path.read_text()) if self.path.exists() else []
 
-    def mend(self) -> None:
-        """Cut off a last line that somebody was killed in, so that the next one can follow."""
-        if self.path.exists():
-            content = self.path.read_bytes()
-            whole = content.rfind(b"\n") + 1
-            if whole < len(content):
-                with self.path.open("r+b") as file:
-                    file.truncate(whole)
+    @contextmanager
+    def alone(self) -> Generator[None]:
+        """Keep other processes from adding, and cut off a last line that one was killed in.
+
+        Raises:
+            BusyError: there is another.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BusyError(f"another process adds to {self.path}; wait for it") from None
+            file.truncate(self.path.read_bytes().rfind(b"\n") + 1)
+            yield
 
     def add(self, result: Result) -> None:
-        """Append one result; ``mend`` has to have been called before the first."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        """Append one result, while ``alone``."""
         with self.path.open("a") as file:
             file.write(result.to_line() + "\n")

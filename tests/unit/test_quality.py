@@ -100,13 +100,25 @@ def test_a_torn_last_line_is_dropped_and_the_next_result_follows(
     journal = load("records").Journal(tmp_path / "runs.jsonl")
     assert journal.read() == []
     first, second = result(load, seed=1), result(load, seed=2)
-    journal.add(first)
+    with journal.alone():
+        journal.add(first)
     with journal.path.open("a") as file:
         file.write(second.to_line()[:40])
     assert journal.read() == [first]
-    journal.mend()
-    journal.add(second)
+    with journal.alone():
+        journal.add(second)
     assert journal.read() == [first, second]
+
+
+def test_two_comparisons_do_not_write_into_one_journal(load: Load, tmp_path: Path) -> None:
+    records = load("records")
+    path = tmp_path / "results" / "runs.jsonl"
+    with records.Journal(path).alone():
+        with pytest.raises(records.BusyError, match=r"another process adds to .*runs\.jsonl"):
+            records.Journal(path).alone().__enter__()
+        records.Journal(path).add(result(load))
+    with records.Journal(path).alone():
+        assert records.Journal(path).read() == [result(load)]
 
 
 # -- tables -------------------------------------------------------------------------------------
