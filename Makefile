@@ -35,6 +35,7 @@ bench: $(VENV)/.bench tools
 
 quality: $(VENV)/.quality tools
 	$(BIN)/python benchmarks/quality/prediction_error.py
+	$(BIN)/python benchmarks/quality/author_curves.py
 	$(BIN)/python benchmarks/quality/compare.py
 
 check: $(VENV)/.check

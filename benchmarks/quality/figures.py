@@ -10,7 +10,7 @@ from records import Result
 from summary import Cell, mean_curve
 from tasks import TASKS, VARIANTS
 
-__all__ = ["draw_curves", "draw_stability", "share_legend", "subplots", "write"]
+__all__ = ["draw_curves", "draw_stability", "share_legend", "subplot_rows", "subplots", "write"]
 
 COLOURS = {
     "sync": "black",
@@ -27,14 +27,19 @@ COLOURS = {
 
 def subplots(panels: int) -> tuple[Any, Sequence[Any]]:
     """Return a figure and its panels, side by side."""
+    figure, rows = subplot_rows(1, panels)
+    return figure, rows[0]
+
+
+def subplot_rows(rows: int, panels: int) -> tuple[Any, Sequence[Sequence[Any]]]:
+    """Return a figure and its rows of as many panels."""
     import matplotlib as mpl
 
     mpl.use("agg")
     from matplotlib import pyplot as plt
 
-    size = (1.5 + 3.2 * panels, 3.8)
-    figure, axes = plt.subplots(1, panels, figsize=size, squeeze=False, layout="constrained")
-    return figure, axes[0]
+    size = (1.5 + 3.2 * panels, 0.8 + 3.0 * rows)
+    return plt.subplots(rows, panels, figsize=size, squeeze=False, layout="constrained")
 
 
 def share_legend(figure: Any, axes: Any) -> None:

