@@ -64,7 +64,7 @@ def plan(tasks: Collection[str] = (), stages: Collection[int] = ()) -> list[Run]
             seed=seed,
             epochs=TASKS[name].epochs,
             batch_size=TASKS[name].batch_size,
-            microbatches=VARIANTS[variant].microbatches(depth),
+            microbatches=VARIANTS[variant].parts(depth),
         )
         for name, depth in ORDER
         if (not tasks or name in tasks) and (not stages or depth in stages)

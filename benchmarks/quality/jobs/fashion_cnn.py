@@ -6,7 +6,7 @@ from fashion_images import read_split
 from torch import nn
 from torch.utils.data import TensorDataset
 
-settings = {"epochs": 3, "batch_size": 64, "stages": 4}
+settings = {"epochs": 3, "batch_size": 64, "stages": 8}
 
 
 def model(width: int = 8) -> nn.Sequential:

@@ -7,7 +7,7 @@ from movie_snippets import read_snippets
 from torch import nn
 from torch.utils.data import TensorDataset
 
-settings = {"epochs": 2, "batch_size": 64, "stages": 4}
+settings = {"epochs": 2, "batch_size": 64, "stages": 8}
 
 
 class Block(nn.Module):
