@@ -183,9 +183,9 @@ ALL = {**seeds(*(name for name in CONSTANT if name != "nesterov"), count=3), **O
 FEWER = {
     **OFTEN,
     **seeds("stash-damped", "spectrain-v2", "spectrain-v2+msnag", count=3),
-    **seeds("spectrain+exact", "spectrain+msnag+exact", count=3),
+    **seeds("spectrain+exact", "spectrain+msnag+exact", "spectrain+msnag+split-4", count=3),
 }
-"""Seeds of the main ones, of those that tell which part of the best does it, and of horizons."""
+"""Seeds of the main ones, of those that tell what does it, of horizons and split mini-batches."""
 
 SPLIT = ("paci", "spectrain+msnag+split-4")
 """Without and with prediction, what a mini-batch in four parts does where pipelines are deep."""
@@ -235,7 +235,6 @@ TASKS: Mapping[str, Task] = {
             batch_size=64,
             metric=accuracy(26),
             depths=depths(
-                Depth(stages=4, seeds=seeds(*MAIN, count=3), lrs=(0.01, 0.02, 0.03)),
                 Depth(stages=8, seeds=FEWER, lrs=(0.005, 0.01, 0.02, 0.03)),
                 Depth(
                     stages=16, seeds=seeds(*MAIN, count=3), lrs=(0.002, 0.005), hyper={"depth": 16}
@@ -330,7 +329,6 @@ ORDER: tuple[tuple[str, int], ...] = (
     ("sentiment-transformer", 8),
     ("letter", 16),
     ("fashion-mlp", 16),
-    ("letter", 4),
     ("fashion-mlp", 4),
     ("fashion-cnn", 8),
 )

@@ -75,8 +75,8 @@ def test_every_run_of_the_plan_has_settings_that_can_be(load: Load) -> None:
 
 
 def test_only_tasks_and_stages_asked_for_are_planned(load: Load) -> None:
-    runs = load("grid").plan(["letter"], [4, 16])
-    assert {(run.task, run.stages) for run in runs} == {("letter", 4), ("letter", 16)}
+    runs = load("grid").plan(["letter"], [8, 16])
+    assert {(run.task, run.stages) for run in runs} == {("letter", 8), ("letter", 16)}
 
 
 def test_finished_runs_are_not_done_again(load: Load) -> None:
@@ -252,7 +252,7 @@ def test_all_runs_are_done_but_those_of_a_task_without_data(
     trainers = load("trainers")
     monkeypatch.setattr(FakeTrainer, "load", staticmethod(load), raising=False)
     monkeypatch.setattr(trainers, "Trainer", FakeTrainer)
-    runs = load("grid").plan(["digits", "letter"], [4])
+    runs = load("grid").plan(["digits", "letter"], [8])
     done: list[Any] = []
     missing = trainers.train_all(runs, jobs=2, may_start=lambda: True, on_result=done.append)
     assert missing == {"letter": "no letters here"}
