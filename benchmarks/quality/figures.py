@@ -20,6 +20,7 @@ COLOURS = {
     "spectrain": "tab:blue",
     "spectrain+msnag": "tab:cyan",
     "spectrain-v2-damped+msnag": "tab:green",
+    "spectrain+msnag+split-4": "tab:brown",
     "nesterov": "tab:pink",
 }
 """Methods that are drawn; more lines than these nobody can tell apart."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from records import Result
 from summary import Cell, best, telling_lr
-from tasks import MAIN, ORDER, TASKS, VARIANTS, Metric
+from tasks import ORDER, SUMMARY, TASKS, VARIANTS, Metric
 
 __all__ = ["made", "summary_tables", "task_tables"]
 
@@ -37,9 +37,8 @@ def task_tables(cells: Sequence[Cell], name: str) -> str:
 
 def summary_tables(cells: Sequence[Cell]) -> str:
     """Return the main methods over all tasks, at their best learning rates and at a shared one."""
-    heads = [*MAIN, "nesterov"]
-    at_best = [_row("task", "stages", *heads), _rule(2 + len(heads))]
-    shared = [_row("task", "stages", "lr", *heads), _rule(3 + len(heads))]
+    at_best = [_row("task", "stages", *SUMMARY), _rule(2 + len(SUMMARY))]
+    shared = [_row("task", "stages", "lr", *SUMMARY), _rule(3 + len(SUMMARY))]
     for name, stages in ORDER:
         of = [cell for cell in cells if (cell.task, cell.stages) == (name, stages)]
         if not of:
@@ -47,7 +46,7 @@ def summary_tables(cells: Sequence[Cell]) -> str:
         metric = TASKS[name].metric
         label = name if metric.higher_is_better else f"{name} ↓"
         by_variant = {
-            variant: [cell for cell in of if cell.variant == variant] for variant in heads
+            variant: [cell for cell in of if cell.variant == variant] for variant in SUMMARY
         }
         winners = [best(found, metric) if found else None for found in by_variant.values()]
         at_best.append(_row(label, stages, *map(_mean_at, winners)))

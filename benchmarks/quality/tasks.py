@@ -9,7 +9,7 @@ from pathlib import Path
 import spectrain
 from spectrain.protocol.methods import Horizon, PredictLr
 
-__all__ = ["MAIN", "ORDER", "TASKS", "VARIANTS", "Depth", "Metric", "Task", "Variant"]
+__all__ = ["ORDER", "SUMMARY", "TASKS", "VARIANTS", "Depth", "Metric", "Task", "Variant"]
 
 EXAMPLES = Path(spectrain.__file__).parent / "examples"
 JOBS = Path(__file__).resolve().with_name("jobs")
@@ -165,6 +165,9 @@ MAIN = (
 )
 """What is compared everywhere."""
 
+SUMMARY = (*MAIN, "spectrain+msnag+split-4", "nesterov")
+"""Columns of the tables over all tasks."""
+
 ADAPTIVE = (*MAIN, "nesterov")
 """The same for jobs that have NAdam to offer."""
 
@@ -173,7 +176,7 @@ def seeds(*names: str, count: int) -> dict[str, int]:
     return dict.fromkeys(names, count)
 
 
-OFTEN = seeds(*MAIN, "spectrain-damped+msnag", count=5)
+OFTEN = seeds(*MAIN, "spectrain-damped+msnag", "spectrain+msnag+split-4", count=5)
 
 CONSTANT = tuple(name for name, variant in VARIANTS.items() if variant.predict_lr == "current")
 
@@ -183,9 +186,9 @@ ALL = {**seeds(*(name for name in CONSTANT if name != "nesterov"), count=3), **O
 FEWER = {
     **OFTEN,
     **seeds("stash-damped", "spectrain-v2", "spectrain-v2+msnag", count=3),
-    **seeds("spectrain+exact", "spectrain+msnag+exact", "spectrain+msnag+split-4", count=3),
+    **seeds("spectrain+exact", "spectrain+msnag+exact", count=3),
 }
-"""Seeds of the main ones, of those that tell what does it, of horizons and split mini-batches."""
+"""Seeds of the main ones, of those that tell which part of the best does it, and of horizons."""
 
 SPLIT = ("paci", "spectrain+msnag+split-4")
 """Without and with prediction, what a mini-batch in four parts does where pipelines are deep."""
@@ -236,9 +239,6 @@ TASKS: Mapping[str, Task] = {
             metric=accuracy(26),
             depths=depths(
                 Depth(stages=8, seeds=FEWER, lrs=(0.005, 0.01, 0.02, 0.03)),
-                Depth(
-                    stages=16, seeds=seeds(*MAIN, count=3), lrs=(0.002, 0.005), hyper={"depth": 16}
-                ),
             ),
         ),
         Task(
@@ -249,14 +249,7 @@ TASKS: Mapping[str, Task] = {
             batch_size=64,
             metric=accuracy(10),
             depths=depths(
-                Depth(stages=4, seeds=seeds(*MAIN, count=3), lrs=(0.005, 0.01, 0.02)),
                 Depth(stages=8, seeds=seeds(*MAIN, count=3), lrs=(0.0025, 0.005, 0.01)),
-                Depth(
-                    stages=16,
-                    seeds=seeds(*MAIN, count=3),
-                    lrs=(0.001, 0.0025),
-                    hyper={"depth": 16},
-                ),
             ),
         ),
         Task(
@@ -327,9 +320,6 @@ ORDER: tuple[tuple[str, int], ...] = (
     ("fashion-mlp", 8),
     ("char-lm", 8),
     ("sentiment-transformer", 8),
-    ("letter", 16),
-    ("fashion-mlp", 16),
-    ("fashion-mlp", 4),
     ("fashion-cnn", 8),
 )
 """Task and stages: what is cheap and tells most comes first."""
