@@ -58,8 +58,12 @@ def measure(tasks: Sequence[str], stages: Sequence[int], minutes: float | None, 
     return not missing
 
 
-def report() -> None:
-    """Write tables and figures of all results that belong to the plan."""
+def report(where: str | None = None) -> None:
+    """Write tables and figures of all results that belong to the plan.
+
+    Args:
+        where: on which machine the newest were trained; None: what is written there stays.
+    """
     planned = plan()
     by_run = {result.run: result for result in JOURNAL.read()}
     results = [by_run[run] for run in planned if run in by_run]
@@ -68,8 +72,9 @@ def report() -> None:
         return
     of = cells(results)
     text = DOCUMENT.read_text()
-    how = f"{machine()}\n{made(results, len(planned) - len(results))}"
-    text = between_marks(text, "made", how)
+    if where is not None:
+        text = between_marks(text, "machine", where)
+    text = between_marks(text, "made", made(results, len(planned) - len(results)))
     text = between_marks(text, "summary", summary_tables(of))
     for name in TASKS:
         drawn = draw(name, of, results)
@@ -152,7 +157,7 @@ def main(
             try:
                 whole = measure(tasks, stages, minutes, jobs)
             finally:
-                report()
+                report(machine())
     except BusyError as error:
         raise click.ClickException(str(error)) from None
     sys.exit(not whole)

@@ -68,10 +68,11 @@ def plan(tasks: Collection[str] = (), stages: Collection[int] = ()) -> list[Run]
         )
         for name, depth in ORDER
         if (not tasks or name in tasks) and (not stages or depth in stages)
-        for seed in range(max(TASKS[name].depths[depth].seeds.values()))
-        for variant, seeds in TASKS[name].depths[depth].seeds.items()
+        for grid in [TASKS[name].depths[depth]]
+        for seed in range(max(grid.seeds.values()))
+        for variant, seeds in grid.seeds.items()
         if seed < seeds
-        for lr in TASKS[name].depths[depth].lrs
+        for lr in grid.lrs
     ]
 
 

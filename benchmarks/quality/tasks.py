@@ -176,15 +176,15 @@ def seeds(*names: str, count: int) -> dict[str, int]:
     return dict.fromkeys(names, count)
 
 
-OFTEN = seeds(*MAIN, "spectrain-damped+msnag", "spectrain+msnag+split-4", count=5)
+MAIN_SEEDS = seeds(*MAIN, "spectrain-damped+msnag", "spectrain+msnag+split-4", count=5)
 
 CONSTANT = tuple(name for name, variant in VARIANTS.items() if variant.predict_lr == "current")
 
-ALL = {**seeds(*(name for name in CONSTANT if name != "nesterov"), count=3), **OFTEN}
+ALL_SEEDS = {**seeds(*(name for name in CONSTANT if name != "nesterov"), count=3), **MAIN_SEEDS}
 """Seeds of all that works with SGD, where trainings are short."""
 
-FEWER = {
-    **OFTEN,
+LETTER_SEEDS = {
+    **MAIN_SEEDS,
     **seeds("stash-damped", "spectrain-v2", "spectrain-v2+msnag", count=3),
     **seeds("spectrain+exact", "spectrain+msnag+exact", count=3),
 }
@@ -193,7 +193,7 @@ FEWER = {
 SPLIT = ("paci", "spectrain+msnag+split-4")
 """Without and with prediction, what a mini-batch in four parts does where pipelines are deep."""
 
-FORESEEING = seeds(
+SCHEDULE_SEEDS = seeds(
     *(name for name in MAIN if name != "pipeoptim"),
     *(name for name, variant in VARIANTS.items() if variant.predict_lr == "scheduled"),
     count=5,
@@ -211,8 +211,8 @@ TASKS: Mapping[str, Task] = {
             batch_size=64,
             metric=accuracy(10),
             depths=depths(
-                Depth(stages=4, seeds=ALL, lrs=(0.002, 0.004, 0.01, 0.02, 0.04)),
-                Depth(stages=8, seeds=ALL, lrs=(0.002, 0.004, 0.01, 0.02, 0.04)),
+                Depth(stages=4, seeds=ALL_SEEDS, lrs=(0.002, 0.004, 0.01, 0.02, 0.04)),
+                Depth(stages=8, seeds=ALL_SEEDS, lrs=(0.002, 0.004, 0.01, 0.02, 0.04)),
                 Depth(
                     stages=16,
                     seeds=seeds(*MAIN, *SPLIT, count=3),
@@ -228,7 +228,7 @@ TASKS: Mapping[str, Task] = {
             epochs=30,
             batch_size=64,
             metric=accuracy(10),
-            depths=depths(Depth(stages=8, seeds=FORESEEING, lrs=(0.004, 0.01))),
+            depths=depths(Depth(stages=8, seeds=SCHEDULE_SEEDS, lrs=(0.004, 0.01))),
         ),
         Task(
             name="letter",
@@ -238,7 +238,7 @@ TASKS: Mapping[str, Task] = {
             batch_size=64,
             metric=accuracy(26),
             depths=depths(
-                Depth(stages=8, seeds=FEWER, lrs=(0.005, 0.01, 0.02, 0.03)),
+                Depth(stages=8, seeds=LETTER_SEEDS, lrs=(0.005, 0.01, 0.02, 0.03)),
             ),
         ),
         Task(

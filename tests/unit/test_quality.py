@@ -199,7 +199,8 @@ def test_a_table_has_a_row_for_each_method_and_its_best_learning_rate(load: Load
 def test_the_document_has_marks_for_everything_that_is_written(load: Load) -> None:
     text = (QUALITY.parents[1] / "docs" / "results.md").read_text()
     between_marks = load("marks").between_marks
-    for name in ("made", "summary", "prediction-error", "author-curves", *load("tasks").TASKS):
+    whole = ("machine", "made", "summary", "prediction-error", "author-curves")
+    for name in (*whole, *load("tasks").TASKS):
         assert between_marks(text, name, "new").count("\nnew\n") == 1
 
 
